@@ -1,0 +1,65 @@
+"""The reference acceptance model: running rates, a request's own and the pool's."""
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from akjax.acceptance.model import AbstractAcceptanceModel
+from akjax.parameter import as_parameter
+
+
+class RunningRates(AbstractAcceptanceModel[Float[Array, " K"], Float[Array, " K"]]):
+    """Exponential averages of each position's outcomes; a rejection says nothing of the positions after it.
+
+    The pool and a request's state are both K conditional rates; a request starts as a copy of the pool. When all
+    drafts were accepted, deeper positions were not tested: the request's move towards the pool's, shifted by the
+    lead it showed at the last tested position, and the pool's drift towards that position, so that a depth left
+    unused for long is tried again.
+
+    Attributes:
+        alpha: rate of a request's averages.
+        global_alpha: rate of the pool's.
+        global_drift: rate at which the pool's untested positions drift.
+        prior: every rate of the pool before any observation.
+    """
+
+    alpha: Float[Array, ""] = eqx.field(default=0.25, converter=as_parameter)
+    global_alpha: Float[Array, ""] = eqx.field(default=0.05, converter=as_parameter)
+    global_drift: Float[Array, ""] = eqx.field(default=0.01, converter=as_parameter)
+    prior: Float[Array, ""] = eqx.field(default=0.8, converter=as_parameter)
+
+    def init_pool(self, draft_length: int) -> Float[Array, " K"]:
+        """`prior` at every position."""
+        return jnp.broadcast_to(self.prior, draft_length)
+
+    def init_request(self, pool: Float[Array, " K"]) -> Float[Array, " K"]:
+        """A copy of the pool's rates."""
+        return pool
+
+    def observe(
+        self,
+        pool: Float[Array, " K"],
+        request: Float[Array, " K"],
+        drafted: Int[Array, ""],
+        accepted: Int[Array, ""],
+    ) -> tuple[Float[Array, " K"], Float[Array, " K"]]:
+        """Moves the tested positions, then, if all drafts were accepted, the untested ones."""
+        position = jnp.arange(pool.shape[0])
+        all_accepted = accepted == drafted
+
+        def tested(rates: Float[Array, " K"], rate: Float[Array, ""]) -> Float[Array, " K"]:
+            missing = jnp.where(position < accepted, 1.0 - rates, 0.0)
+            excess = jnp.where((position == accepted) & ~all_accepted, rates, 0.0)
+            return rates + rate * (missing - excess)
+
+        request, pool = tested(request, self.alpha), tested(pool, self.global_alpha)
+        untested = all_accepted & (position >= drafted)
+        last = jnp.maximum(drafted - 1, 0)
+        expected = jnp.clip(pool + (request[last] - pool[last]), 0.0, 1.0)
+        request = request + jnp.where(untested, self.alpha * (expected - request), 0.0)
+        pool = pool + jnp.where(untested, self.global_drift * (pool[last] - pool), 0.0)
+        return pool, request
+
+    def conditional_rates(self, pool: Float[Array, " K"], request: Float[Array, " K"]) -> Float[Array, " K"]:
+        """The request's own rates."""
+        return request

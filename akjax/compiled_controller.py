@@ -1,0 +1,298 @@
+"""The controller as a serving process calls it: host memory in and out, compiled once for every size."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from akjax.controller import Batch, Controller, ControllerState, Decision, Observations, Outcome, RequestRows
+from akjax.cost.model import AbstractCostModel
+from akjax.features import StepFeatures
+from akjax.packing import Layout
+
+
+class DraftOutcome(NamedTuple):
+    """What became of one request's drafts in a step: `accepted` of `drafted` >= 1, while its text was in `mode`."""
+
+    request_id: str
+    drafted: int
+    accepted: int
+    mode: int
+
+
+class DraftLengths(NamedTuple):
+    """How many drafts to verify next.
+
+    Attributes:
+        batch: for every request that `each` says nothing of.
+        each: of each decoding request, in the order they were given; None where the batch's holds for all.
+    """
+
+    batch: int
+    each: Int[np.ndarray, " n"] | None
+
+
+class _Pending(NamedTuple):
+    """A step's output that the controller has been told of and the compiled step has not yet."""
+
+    tokens: int
+    requests: int
+    ms: float
+    teaches: bool
+    slots: list[int]
+    drafted: list[int]
+    accepted: list[int]
+    mode: list[int]
+
+
+_NOTHING = _Pending(0, 0, 0.0, False, [], [], [], [])
+
+
+class CompiledController:
+    """Keeps a controller's state and runs its step; one compiled call teaches, observes and decides.
+
+    An output is kept until the next decision, since both go into one call. Requests are known by their ids, from
+    their first observation until they are forgotten. All sizes are compiled at construction, nothing afterwards.
+    Not thread-safe.
+    """
+
+    def __init__(self, controller: Controller, cost: AbstractCostModel, max_requests: int) -> None:
+        """Compiles the step for 1, 2, 4, ... up to at least `max_requests` requests, on the CPU, in float64.
+
+        Raises:
+            ValueError: `cost` does not name its parameters, or `max_requests` is not positive.
+        """
+        if max_requests < 1:
+            raise ValueError(f"max_requests must be at least 1, given {max_requests}")
+        cpu = jax.local_devices(backend="cpu")[0]
+        with jax.enable_x64(True), jax.default_device(cpu):
+            state = controller.init(cost)
+            row = jax.tree.map(lambda leaf: leaf[0], controller.init_rows(state, 1))
+            self._state_layout, row_layout = Layout(state), Layout(row)
+            self._state = np.array(self._state_layout.pack(state))
+            sizes = [1 << exponent for exponent in range((max_requests - 1).bit_length() + 1)]
+            self._steps = [_CompiledStep(controller, self._state_layout, row_layout, size, cpu) for size in sizes]
+        self._rows = np.zeros((2 * sizes[-1], row_layout.size))
+        self._slots: dict[str, int] = {}
+        self._free = list(range(len(self._rows)))
+        self._leaving: list[int] = []
+        self._pending = _NOTHING
+
+    def knows(self, request_id: str) -> bool:
+        """Whether the request has been observed."""
+        return request_id in self._slots
+
+    def observe(
+        self, *, tokens: int, requests: int, ms: float, teaches: bool, outcomes: Iterable[DraftOutcome]
+    ) -> None:
+        """Takes a step's output: its verified `tokens` and `requests`, its time, and its drafts in output order.
+
+        Args:
+            tokens: verified tokens of the step.
+            requests: requests of the step.
+            ms: that it took.
+            teaches: whether `ms` is the step's own time.
+            outcomes: of the requests that had drafts, each at most once.
+        """
+        self._settle_pending()
+        outcomes = list(outcomes)
+        self._pending = _Pending(
+            tokens,
+            requests,
+            ms,
+            teaches,
+            slots=[self._slot_of(outcome.request_id) for outcome in outcomes],
+            drafted=[outcome.drafted for outcome in outcomes],
+            accepted=[outcome.accepted for outcome in outcomes],
+            mode=[outcome.mode for outcome in outcomes],
+        )
+
+    def decide(self, request_ids: Sequence[str], modes: Sequence[int]) -> DraftLengths:
+        """The draft lengths of the decoding requests, given in the step's order with the mode of each one's text.
+
+        Raises:
+            KeyError: a request that has never been observed.
+        """
+        slots = [self._slots[request_id] for request_id in request_ids]
+        if len({*slots, *self._pending.slots}) > self._steps[-1].size:
+            self._settle_pending()
+        return self._run(self._pending, slots, modes)
+
+    def forget(self, request_id: str) -> None:
+        """Drops the request's state, after the observation that is still to be taken in."""
+        slot = self._slots.pop(request_id, None)
+        if slot is not None:
+            self._leaving.append(slot)
+            if slot not in self._pending.slots:
+                self._release_leaving()
+
+    def settle(self) -> ControllerState:
+        """The state with every output taken in, its leaves float64 views: read them, and do not keep them."""
+        self._settle_pending()
+        return self._state_layout.views(self._state)
+
+    def rates(self, request_id: str) -> Float[np.ndarray, "modes K"]:
+        """The conditional rates of a request in each mode, as they stand after every output, for inspection.
+
+        Raises:
+            KeyError: the request has never been observed.
+        """
+        self._settle_pending()
+        return self._steps[0].states(self._rows[self._slots[request_id]])
+
+    def _settle_pending(self) -> None:
+        if self._pending is not _NOTHING:
+            self._run(self._pending, [], [])
+
+    def _slot_of(self, request_id: str) -> int:
+        slot = self._slots.get(request_id)
+        if slot is None:
+            if not self._free:
+                # Preempted requests keep their state while they wait, so there may be more than can run at once.
+                grown = np.zeros_like(self._rows)
+                self._free = list(range(len(self._rows), 2 * len(self._rows)))
+                self._rows = np.concatenate([self._rows, grown])
+            slot = self._slots[request_id] = self._free.pop()
+        return slot
+
+    def _release_leaving(self) -> None:
+        self._rows[self._leaving] = 0.0
+        self._free.extend(self._leaving)
+        self._leaving.clear()
+
+    def _run(self, outcome: _Pending, batch_slots: list[int], modes: Sequence[int]) -> DraftLengths:
+        row_of = {slot: row for row, slot in enumerate(dict.fromkeys((*batch_slots, *outcome.slots)))}
+        slots = list(row_of)
+        step = self._steps[(max(len(slots), 1) - 1).bit_length()]
+        decision = step(
+            self._state,
+            self._rows,
+            slots,
+            outcome,
+            observed=[row_of[slot] for slot in outcome.slots],
+            decoding=[row_of[slot] for slot in batch_slots],
+            modes=modes,
+        )
+        self._pending = _NOTHING
+        if self._leaving:
+            self._release_leaving()
+        return decision
+
+
+class _StepInputs(eqx.Module):
+    state: Float[Array, " s"]
+    rows: Float[Array, "n r"]
+    outcome: Outcome
+    batch: Batch
+
+
+class _StepOutputs(eqx.Module):
+    state: Float[Array, " s"]
+    rows: Float[Array, "n r"]
+    decision: Decision
+
+
+class _CompiledStep:
+    """`Controller.step` for at most `size` requests: one vector in, one vector out."""
+
+    def __init__(
+        self,
+        controller: Controller,
+        state_layout: Layout[ControllerState],
+        row_layout: Layout[RequestRows],
+        size: int,
+        device: jax.Device,
+    ) -> None:
+        def step(inputs: _StepInputs) -> _StepOutputs:
+            state, rows, decision = controller.step(
+                state_layout.unpack(inputs.state),
+                jax.vmap(row_layout.unpack)(inputs.rows),
+                inputs.outcome,
+                inputs.batch,
+            )
+            return _StepOutputs(state_layout.pack(state), jax.vmap(row_layout.pack)(rows), decision)
+
+        example = _example_inputs(state_layout.size, row_layout.size, size)
+        layout_in, layout_out = Layout(example), Layout(jax.eval_shape(step, example))
+        self.size = size
+        self._row_layout = row_layout
+        self._layout_out = layout_out
+        # The buffer is written anew each step. The call may read it without a copy, which is why its output is
+        # waited for before anyone can write again.
+        self._flat = np.zeros(layout_in.size)
+        self._inputs = layout_in.views(self._flat)
+        signature = jax.ShapeDtypeStruct(
+            self._flat.shape, self._flat.dtype, sharding=jax.sharding.SingleDeviceSharding(device)
+        )
+        self._call = (
+            jax.jit(lambda flat: layout_out.pack(step(layout_in.unpack(flat)))).lower(signature).compile()
+        )
+
+    def __call__(
+        self,
+        state: Float[np.ndarray, " s"],
+        table: Float[np.ndarray, "capacity r"],
+        slots: list[int],
+        outcome: _Pending,
+        *,
+        observed: list[int],
+        decoding: list[int],
+        modes: Sequence[int],
+    ) -> DraftLengths:
+        """Steps `state` and the rows of `table` at `slots` in place; `observed` and `decoding` index `slots`."""
+        inputs: Any = self._inputs
+        inputs.state[:] = state
+        inputs.rows[: len(slots)] = table[slots]
+        inputs.outcome.step.tokens[...] = outcome.tokens
+        inputs.outcome.step.requests[...] = outcome.requests
+        inputs.outcome.ms[...] = outcome.ms
+        inputs.outcome.teaches[...] = outcome.teaches
+        seen = inputs.outcome.observations
+        self._fill(seen.row, observed, padding=self.size)
+        self._fill(seen.drafted, outcome.drafted, padding=1)
+        self._fill(seen.accepted, outcome.accepted, padding=0)
+        self._fill(seen.mode, outcome.mode, padding=0)
+        self._fill(inputs.batch.row, decoding, padding=self.size)
+        self._fill(inputs.batch.mode, modes, padding=0)
+        with jax.enable_x64(True):
+            outputs: Any = self._layout_out.views(np.asarray(self._call(self._flat)))
+        state[:] = outputs.state
+        table[slots] = outputs.rows[: len(slots)]
+        decision = outputs.decision
+        each = None if decision.per_request is None else decision.per_request[: len(decoding)].astype(int)
+        return DraftLengths(int(decision.draft_length), each)
+
+    def states(self, row: Float[np.ndarray, " r"]) -> Any:
+        """The acceptance model's state of one row, as views."""
+        return self._row_layout.views(row).states
+
+    @staticmethod
+    def _fill(view: Float[np.ndarray, " n"], values: Sequence[int], padding: int) -> None:
+        view[: len(values)] = values
+        view[len(values) :] = padding
+
+
+def _example_inputs(state_size: int, row_size: int, size: int) -> _StepInputs:
+    """The shapes and dtypes that a step of `size` requests takes."""
+
+    def scalar(dtype: Any) -> Any:
+        return jax.ShapeDtypeStruct((), dtype)
+
+    def each(dtype: Any) -> Any:
+        return jax.ShapeDtypeStruct((size,), dtype)
+
+    return _StepInputs(
+        state=jax.ShapeDtypeStruct((state_size,), jnp.float64),  # pyright: ignore[reportArgumentType]
+        rows=jax.ShapeDtypeStruct((size, row_size), jnp.float64),  # pyright: ignore[reportArgumentType]
+        outcome=Outcome(
+            step=StepFeatures(tokens=scalar(jnp.float64), requests=scalar(jnp.float64)),
+            ms=scalar(jnp.float64),
+            teaches=scalar(jnp.bool_),
+            observations=Observations(*(each(jnp.int32) for _ in range(4))),
+        ),
+        batch=Batch(each(jnp.int32), each(jnp.int32)),
+    )

@@ -1,0 +1,86 @@
+"""A cost measured at a few token counts, with straight lines between them."""
+
+import math
+from collections.abc import Iterable
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from akjax.cost.model import AbstractCostModel
+from akjax.features import StepFeatures
+from akjax.parameter import Parameter, as_parameter
+
+
+class CostTable(AbstractCostModel):
+    """Linear between points; the first point's value below them, the last segment's slope above.
+
+    The last segment's slope is 0 if there is one point only, or if the last two stand at the same token count.
+
+    Attributes:
+        ms: at each point.
+        tokens: of each point, ascending.
+    """
+
+    ms: Float[Array, " points"] = eqx.field(converter=as_parameter)
+    tokens: tuple[float, ...] = eqx.field(static=True)
+
+    def __check_init__(self) -> None:
+        """Refuses an empty table, and points out of order."""
+        if not self.tokens or len(self.tokens) != self.ms.shape[0]:
+            raise ValueError(f"a table needs one ms for each token count, given {self.tokens} and {self.ms}")
+        if list(self.tokens) != sorted(self.tokens):
+            raise ValueError(f"the token counts of a table must ascend, given {self.tokens}")
+
+    def __call__(self, step: StepFeatures) -> Float[Array, "*steps"]:
+        """The value of the line that the step's tokens lie on."""
+        tokens = np.asarray(self.tokens, np.float64)
+        widths = np.diff(tokens)
+        rises = jnp.diff(self.ms)
+        # Two points at one token count have no slope between them; a safe divisor keeps the gradient finite.
+        slopes = jnp.where(widths > 0, rises / np.where(widths > 0, widths, 1.0), 0.0)
+        if not len(widths):
+            return jnp.broadcast_to(self.ms[0], jnp.shape(step.tokens))
+        segment = jnp.clip(jnp.searchsorted(tokens, step.tokens, side="left") - 1, 0, len(widths) - 1)
+        beyond = jnp.maximum(step.tokens - jnp.asarray(tokens)[segment], 0.0)
+        return self.ms[segment] + beyond * slopes[segment]
+
+    def parameters(self) -> tuple[Parameter, ...]:
+        """One for each point, each as uncertain as a constant cost."""
+        return tuple(
+            Parameter(f"ms_at_{tokens:g}_{point}", "ms", variance=25.0)
+            for point, tokens in enumerate(self.tokens)
+        )
+
+
+def table_from_points(points: Iterable[tuple[float, float]]) -> CostTable:
+    """The table through (tokens, ms) points in any order.
+
+    Raises:
+        ValueError: no point at all, or one that is not positive and finite.
+    """
+    ordered = sorted(points)
+    if not ordered:
+        raise ValueError("at least one tokens:ms point is needed")
+    for tokens, ms in ordered:
+        if not (math.isfinite(tokens) and math.isfinite(ms) and tokens > 0 and ms > 0):
+            raise ValueError(f"tokens and ms must be positive and finite, given {tokens:g}:{ms:g}")
+    return CostTable([ms for _, ms in ordered], tuple(tokens for tokens, _ in ordered))
+
+
+def parse_table(spec: str) -> CostTable:
+    """The table written as "tokens:ms,tokens:ms,...", in any order.
+
+    Raises:
+        ValueError: an entry that is not tokens:ms, or what `table_from_points` refuses.
+    """
+    return table_from_points(_parse_point(entry) for entry in spec.split(",") if spec.strip())
+
+
+def _parse_point(entry: str) -> tuple[float, float]:
+    tokens, colon, ms = entry.partition(":")
+    try:
+        return float(tokens), float(ms) if colon else math.nan
+    except ValueError:
+        raise ValueError(f"an entry must read tokens:ms, given {entry.strip()!r}") from None
