@@ -69,13 +69,14 @@ class CompiledController:
         if max_requests < 1:
             raise ValueError(f"max_requests must be at least 1, given {max_requests}")
         cpu = jax.local_devices(backend="cpu")[0]
+        on_cpu = jax.sharding.SingleDeviceSharding(cpu)
         with jax.enable_x64(True), jax.default_device(cpu):
             state = controller.init(cost)
             row = jax.tree.map(lambda leaf: leaf[0], controller.init_rows(state, 1))
             self._state_layout, row_layout = Layout(state), Layout(row)
             self._state = np.array(self._state_layout.pack(state))
             sizes = [1 << exponent for exponent in range((max_requests - 1).bit_length() + 1)]
-            self._steps = [_CompiledStep(controller, self._state_layout, row_layout, size, cpu) for size in sizes]
+            self._steps = [_CompiledStep(controller, self._state_layout, row_layout, size, on_cpu) for size in sizes]
         self._rows = np.zeros((2 * sizes[-1], row_layout.size))
         self._slots: dict[str, int] = {}
         self._free = list(range(len(self._rows)))
@@ -125,10 +126,11 @@ class CompiledController:
     def forget(self, request_id: str) -> None:
         """Drops the request's state, after the observation that is still to be taken in."""
         slot = self._slots.pop(request_id, None)
-        if slot is not None:
-            self._leaving.append(slot)
-            if slot not in self._pending.slots:
-                self._release_leaving()
+        if slot is None:
+            return
+        self._leaving.append(slot)
+        if self._pending is _NOTHING:
+            self._release_leaving()
 
     def settle(self) -> ControllerState:
         """The state with every output taken in, its leaves float64 views: read them, and do not keep them."""
@@ -160,6 +162,8 @@ class CompiledController:
         return slot
 
     def _release_leaving(self) -> None:
+        if not self._leaving:
+            return
         self._rows[self._leaving] = 0.0
         self._free.extend(self._leaving)
         self._leaving.clear()
@@ -178,8 +182,7 @@ class CompiledController:
             modes=modes,
         )
         self._pending = _NOTHING
-        if self._leaving:
-            self._release_leaving()
+        self._release_leaving()
         return decision
 
 
@@ -205,7 +208,7 @@ class _CompiledStep:
         state_layout: Layout[ControllerState],
         row_layout: Layout[RequestRows],
         size: int,
-        device: jax.Device,
+        sharding: jax.sharding.Sharding,
     ) -> None:
         def step(inputs: _StepInputs) -> _StepOutputs:
             state, rows, decision = controller.step(
@@ -225,12 +228,8 @@ class _CompiledStep:
         # waited for before anyone can write again.
         self._flat = np.zeros(layout_in.size)
         self._inputs = layout_in.views(self._flat)
-        signature = jax.ShapeDtypeStruct(
-            self._flat.shape, self._flat.dtype, sharding=jax.sharding.SingleDeviceSharding(device)
-        )
-        self._call = (
-            jax.jit(lambda flat: layout_out.pack(step(layout_in.unpack(flat)))).lower(signature).compile()
-        )
+        signature = jax.ShapeDtypeStruct(self._flat.shape, self._flat.dtype, sharding=sharding)
+        self._call = jax.jit(lambda flat: layout_out.pack(step(layout_in.unpack(flat)))).lower(signature).compile()
 
     def __call__(
         self,

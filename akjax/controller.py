@@ -117,7 +117,8 @@ class Controller(eqx.Module):
         draft_limit: K, the most drafts of a request.
         levels: the draft lengths that the batch may have, ascending.
         margin: relative gain below which the batch's draft length stays.
-        per_request: whether each request gets a length of its own, in steps of two or more decoding requests.
+        per_request: whether each request gets a length of its own, in steps of two or more decoding requests. Goes
+            by the usual rates, whatever the code mode.
         code_mode: "gated" uses a mode's rates if all decoding requests are in it; "1" for each request in it; "0"
             knows no modes.
         learns_cost: whether steps teach the cost model.
@@ -181,9 +182,7 @@ class Controller(eqx.Module):
         error = state.error + ERROR_RATE * (jnp.abs(innovation.residual) / predicted - state.error)
         return _where(
             outcome.teaches & near,
-            eqx.tree_at(
-                lambda s: (s.belief, s.error, s.taught), state, (belief, error, state.taught + 1)
-            ),
+            eqx.tree_at(lambda s: (s.belief, s.error, s.taught), state, (belief, error, state.taught + 1)),
             state,
         )
 
@@ -191,7 +190,7 @@ class Controller(eqx.Module):
         self, state: ControllerState, rows: RequestRows, seen: Observations
     ) -> tuple[ControllerState, RequestRows]:
         """One request after the other: each moves the pools that the next ones are compared with."""
-        modes = jnp.arange(self.modes)
+        modes = jnp.arange(self.modes, dtype=jnp.int32)
 
         def one(pools: Any, request: tuple[RequestRows, Observations, Bool[Array, ""]]) -> tuple[Any, RequestRows]:
             row, seen, real = request
@@ -211,52 +210,41 @@ class Controller(eqx.Module):
         self, state: ControllerState, rows: RequestRows, batch: Batch
     ) -> tuple[ControllerState, RequestRows, Decision]:
         decoding = batch.row < rows.made.shape[0]
-        each_its_own = jnp.sum(decoding) >= 2 if self.per_request else jnp.asarray(False)
-        # The walk over single drafts goes by the usual rates, so it makes no state of a mode.
-        used = jnp.where(each_its_own, USUAL, self._modes_used(batch.mode, decoding))
-        requests = _take(rows, batch.row)
-        fresh = jax.vmap(self.acceptance.init_request)(state.pools)
-        is_used = used[:, None] == jnp.arange(self.modes)
-        requests = RequestRows(
-            states=_where(
-                is_used & ~requests.made,
-                jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (len(used), *leaf.shape)), fresh),
-                requests.states,
-            ),
-            made=requests.made | is_used,
-        )
+        used = self._modes_used(batch.mode, decoding)
+        requests = self._made_for_use(state, _take(rows, batch.row), used)
         rows = _put(rows, batch.row, requests)
-
-        row = jnp.arange(len(used))
         rates = jax.vmap(self.acceptance.conditional_rates)(
             jax.tree.map(lambda leaf: leaf[used], state.pools),
-            jax.tree.map(lambda leaf: leaf[row, used], requests.states),
+            jax.tree.map(lambda leaf: leaf[jnp.arange(len(used)), used], requests.states),
         )
         alive = survival(rates)
         cost = state.belief.model
-        batch_length = batch_draft_length(
-            alive, decoding, cost, self.levels, state.draft_length, self.margin
-        )
+        of_batch = batch_draft_length(alive, decoding, cost, self.levels, state.draft_length, self.margin)
         if not self.per_request:
-            state = eqx.tree_at(lambda s: s.draft_length, state, batch_length)
-            return state, rows, Decision(batch_length, None)
+            return eqx.tree_at(lambda s: s.draft_length, state, of_batch), rows, Decision(of_batch, None)
 
         own = per_request_draft_lengths(alive, decoding, cost)
-        batch_length = jnp.where(each_its_own, state.draft_length, batch_length)
+        each_its_own = jnp.sum(decoding) >= 2
+        of_batch = jnp.where(each_its_own, state.draft_length, of_batch)
         largest = jnp.max(jnp.where(decoding, own, 1))
-        state = eqx.tree_at(lambda s: s.draft_length, state, batch_length)
-        return (
-            state,
-            rows,
-            Decision(
-                draft_length=jnp.where(each_its_own, largest, batch_length),
-                per_request=jnp.where(each_its_own, own, batch_length),
-            ),
+        decision = Decision(
+            draft_length=jnp.where(each_its_own, largest, of_batch),
+            per_request=jnp.where(each_its_own, own, of_batch),
+        )
+        return eqx.tree_at(lambda s: s.draft_length, state, of_batch), rows, decision
+
+    def _made_for_use(self, state: ControllerState, requests: RequestRows, used: Int[Array, " n"]) -> RequestRows:
+        """The requests, each with the state of the mode that is about to be read."""
+        fresh = jax.vmap(self.acceptance.init_request)(state.pools)
+        of_each = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (len(used), *leaf.shape)), fresh)
+        is_used = used[:, None] == jnp.arange(self.modes, dtype=jnp.int32)[None, :]
+        return RequestRows(
+            states=_where(is_used & ~requests.made, of_each, requests.states), made=requests.made | is_used
         )
 
     def _modes_used(self, mode: Int[Array, " n"], decoding: Bool[Array, " n"]) -> Int[Array, " n"]:
-        """The table of rates that each request's survival is read from in the batch rule."""
-        if self.code_mode == "0":
+        """The mode whose rates say each request's survival: the usual ones wherever requests get their own lengths."""
+        if self.code_mode == "0" or self.per_request:
             return jnp.full_like(mode, USUAL)
         if self.code_mode == "1":
             return mode

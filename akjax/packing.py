@@ -1,5 +1,7 @@
 """Pytrees of arrays laid out in one flat vector, since each array that crosses into a compiled call costs time."""
 
+import math
+from itertools import pairwise
 from typing import Any, Generic, TypeVar
 
 import jax
@@ -24,9 +26,9 @@ class Layout(Generic[Tree]):
         leaves, self._treedef = jax.tree.flatten(tree)
         self._shapes = [leaf.shape for leaf in leaves]
         self._dtypes = [leaf.dtype for leaf in leaves]
-        ends = np.cumsum([0] + [int(np.prod(shape)) for shape in self._shapes])
-        self._slices = [slice(int(start), int(end)) for start, end in zip(ends, ends[1:], strict=False)]
-        self.size = int(ends[-1])
+        ends = np.cumsum([0] + [math.prod(shape) for shape in self._shapes]).tolist()
+        self._slices = [slice(start, end) for start, end in pairwise(ends)]
+        self.size = ends[-1]
 
     def views(self, flat: Float[np.ndarray, " size"]) -> Tree:
         """The tree whose leaves are float64 views into `flat`: writing to them fills the vector."""

@@ -30,7 +30,7 @@ class AbstractAcceptanceModel(eqx.Module, Generic[Pool, Request]):
     def observe(
         self, pool: Pool, request: Request, drafted: Int[Array, ""], accepted: Int[Array, ""]
     ) -> tuple[Pool, Request]:
-        """Both after `accepted` of the request's `drafted` drafts were accepted; 0 <= accepted <= drafted, 1 <= drafted <= K."""
+        """Both, after `accepted` of the `drafted` drafts were: 0 <= accepted <= drafted, 1 <= drafted <= K."""
 
     @abc.abstractmethod
     def conditional_rates(self, pool: Pool, request: Request) -> Float[Array, " K"]:

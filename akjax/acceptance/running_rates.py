@@ -44,7 +44,7 @@ class RunningRates(AbstractAcceptanceModel[Float[Array, " K"], Float[Array, " K"
         accepted: Int[Array, ""],
     ) -> tuple[Float[Array, " K"], Float[Array, " K"]]:
         """Moves the tested positions, then, if all drafts were accepted, the untested ones."""
-        position = jnp.arange(pool.shape[0])
+        position = jnp.arange(pool.shape[0], dtype=drafted.dtype)
         all_accepted = accepted == drafted
 
         def tested(rates: Float[Array, " K"], rate: Float[Array, ""]) -> Float[Array, " K"]:

@@ -5,9 +5,7 @@ from akjax.cost.linear import Constant, PerToken
 from akjax.cost.model import AbstractCostModel
 
 
-def reference_cost(
-    base: float, per_expert: float, per_token: float, *, experts: int, top_k: int
-) -> AbstractCostModel:
+def reference_cost(base: float, per_expert: float, per_token: float, *, experts: int, top_k: int) -> AbstractCostModel:
     """The cost of a Mixture-of-Experts step, `base + per_expert * experts(diversity * t) + per_token * t`.
 
     Starts at diversity 1, tokens that route independently.
@@ -19,9 +17,7 @@ def reference_cost(
         experts: routed experts of a layer.
         top_k: experts a token picks, fewer than `experts`.
     """
-    return (
-        Constant(base) + ExpertReads(per_expert, DiverseTokens(1.0, experts, top_k)) + PerToken(per_token)
-    )
+    return Constant(base) + ExpertReads(per_expert, DiverseTokens(1.0, experts, top_k)) + PerToken(per_token)
 
 
 def dense_cost(base: float, per_token: float) -> AbstractCostModel:

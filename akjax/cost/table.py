@@ -49,8 +49,7 @@ class CostTable(AbstractCostModel):
     def parameters(self) -> tuple[Parameter, ...]:
         """One for each point, each as uncertain as a constant cost."""
         return tuple(
-            Parameter(f"ms_at_{tokens:g}_{point}", "ms", variance=25.0)
-            for point, tokens in enumerate(self.tokens)
+            Parameter(f"ms_at_{tokens:g}_{point}", "ms", variance=25.0) for point, tokens in enumerate(self.tokens)
         )
 
 
@@ -66,7 +65,7 @@ def table_from_points(points: Iterable[tuple[float, float]]) -> CostTable:
     for tokens, ms in ordered:
         if not (math.isfinite(tokens) and math.isfinite(ms) and tokens > 0 and ms > 0):
             raise ValueError(f"tokens and ms must be positive and finite, given {tokens:g}:{ms:g}")
-    return CostTable([ms for _, ms in ordered], tuple(tokens for tokens, _ in ordered))
+    return CostTable(np.asarray([ms for _, ms in ordered]), tuple(tokens for tokens, _ in ordered))
 
 
 def parse_table(spec: str) -> CostTable:

@@ -31,12 +31,10 @@ def batch_draft_length(
         margin: relative gain below which a change does not pay.
     """
     requests = jnp.sum(decoding, dtype=survival.dtype)
-    lengths = np.asarray(levels)
+    lengths = np.asarray(levels, current.dtype)
     per_draft = jnp.sum(jnp.where(decoding[:, None], survival, 0.0), axis=0)
     expected_tokens = requests + jnp.cumsum(per_draft)[lengths - 1]
-    step = StepFeatures(
-        tokens=requests * (lengths + 1.0), requests=jnp.broadcast_to(requests, lengths.shape)
-    )
+    step = StepFeatures(tokens=requests * (lengths + 1).astype(survival.dtype), requests=jnp.broadcast_to(requests, lengths.shape))
     goodput = expected_tokens / predicted_ms(cost, step)
 
     best = jnp.argmax(goodput)
@@ -44,4 +42,4 @@ def batch_draft_length(
     # A length that is no level has goodput -inf, so that any level beats it.
     current_goodput = jnp.max(jnp.where(is_current, goodput, -jnp.inf))
     changes = (requests > 0) & (goodput[best] > current_goodput * (1.0 + margin))
-    return jnp.where(changes, jnp.asarray(lengths, current.dtype)[best], current)
+    return jnp.where(changes, jnp.asarray(lengths)[best], current)

@@ -31,12 +31,8 @@ def per_request_draft_lengths(
     order = jnp.argsort(worth, stable=True, descending=True)
     budgets = jnp.arange(rows * length + 1, dtype=survival.dtype)
     expected_tokens = requests + jnp.concatenate([jnp.zeros(1, survival.dtype), jnp.cumsum(worth[order])])
-    step = StepFeatures(
-        tokens=requests + budgets, requests=jnp.broadcast_to(requests, budgets.shape)
-    )
-    goodput = jnp.where(
-        budgets <= requests * length, expected_tokens / predicted_ms(cost, step), -jnp.inf
-    )
+    step = StepFeatures(tokens=requests + budgets, requests=jnp.broadcast_to(requests, budgets.shape))
+    goodput = jnp.where(budgets <= requests * length, expected_tokens / predicted_ms(cost, step), -jnp.inf)
     within = jnp.arange(rows * length) < jnp.argmax(goodput)
     chosen = jnp.zeros(rows * length, jnp.int32).at[order].set(within.astype(jnp.int32), unique_indices=True)
     return jnp.maximum(jnp.sum(chosen.reshape(rows, length), axis=1, dtype=jnp.int32), 1)

@@ -1,0 +1,1 @@
+"""From step logs to fitted models."""

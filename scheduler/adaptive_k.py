@@ -1,0 +1,129 @@
+"""vLLM's scheduler, with draft lengths chosen by the models."""
+
+from collections.abc import Callable
+from time import monotonic
+from typing import Any, TypeVar
+
+from vllm.logger import init_logger
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.engine import EngineCoreOutputs
+from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
+from vllm.v1.request import Request
+from vllm.v1.spec_decode.metrics import SpecDecodingStats
+
+from .assembly import assemble
+from .pilot import DraftPlan, Pilot, VerifiedDrafts
+from .reports import describe_cost
+
+# A server's log shows the loggers below `vllm` only.
+logger = init_logger("vllm.akjax")
+
+R = TypeVar("R")
+
+
+class AdaptiveKScheduler(AsyncScheduler):
+    """Chooses each step how many drafts to verify in the next, with vLLM's async scheduling or without.
+
+    Use it by `--scheduler-cls akjax.scheduler.AdaptiveKScheduler`. It reads vLLM's hooks and writes two things:
+    `SchedulerOutput.num_spec_tokens_to_schedule`, and where requests have lengths of their own, how many of their
+    drafts are kept. A fault of ours never stops serving: it is logged once, and from then on the engine runs on
+    its static schedule.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Takes what vLLM's scheduler takes.
+
+        Raises:
+            ValueError: no speculative decoding, or a schedule or setting that cannot be used.
+        """
+        super().__init__(*args, **kwargs)
+        self._pilot: Pilot | None = assemble(self.vllm_config, self.dynamic_sd_lookup, _log)
+        self._plan: DraftPlan | None = None
+        self._verified: list[VerifiedDrafts] = []
+
+    def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
+        self._plan = self._flown(self._planned, scheduler_output)
+        if self._plan is not None:
+            scheduler_output.num_spec_tokens_to_schedule = self._plan.draft_length
+        super()._update_after_schedule(scheduler_output)
+        if self._plan is not None and self._plan.each:
+            for request_id in scheduler_output.num_scheduled_tokens:
+                self._trim(self.requests[request_id], self._plan)
+
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> dict[int, EngineCoreOutputs]:
+        """What vLLM makes of a step's output; the time it arrived and its accepted drafts teach the models."""
+        now = monotonic()
+        self._verified = []
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        self._flown(self._observed, scheduler_output, now)
+        return outputs
+
+    def make_spec_decoding_stats(
+        self,
+        spec_decoding_stats: SpecDecodingStats | None,
+        num_draft_tokens: int,
+        num_accepted_tokens: int,
+        num_invalid_spec_tokens: dict[str, int] | None,
+        request_id: str,
+    ) -> SpecDecodingStats | None:
+        """Notes how many of a request's drafts were accepted. Drafts cut by a grammar were never verified."""
+        drafted = num_draft_tokens - (num_invalid_spec_tokens or {}).get(request_id, 0)
+        if drafted > 0:
+            self._verified.append(VerifiedDrafts(request_id, drafted, num_accepted_tokens))
+        return super().make_spec_decoding_stats(
+            spec_decoding_stats, num_draft_tokens, num_accepted_tokens, num_invalid_spec_tokens, request_id
+        )
+
+    def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
+        """Takes the drafts of an engine without async scheduling, and keeps as many as were planned."""
+        super().update_draft_token_ids(draft_token_ids)
+        if self._plan is not None:
+            for request_id in draft_token_ids.req_ids:
+                request = self.requests.get(request_id)
+                if request is not None:
+                    self._trim(request, self._plan)
+
+    def shutdown(self) -> None:
+        """Logs what was learned, then shuts down."""
+        self._flown(lambda pilot: _log(describe_cost(pilot.controller)))
+        super().shutdown()
+
+    def _planned(self, pilot: Pilot, scheduler_output: SchedulerOutput) -> DraftPlan:
+        requests = self.requests
+        return pilot.scheduled(
+            {request_id: requests[request_id].output_token_ids for request_id in scheduler_output.num_scheduled_tokens},
+            finished=scheduler_output.finished_req_ids,
+            now=monotonic(),
+        )
+
+    def _observed(self, pilot: Pilot, scheduler_output: SchedulerOutput, now: float) -> None:
+        pilot.output(
+            scheduler_output.num_scheduled_tokens,
+            scheduler_output.scheduled_spec_decode_tokens,
+            self._verified,
+            now,
+        )
+
+    @staticmethod
+    def _trim(request: Request, plan: DraftPlan) -> None:
+        keep = plan.each.get(request.request_id, plan.draft_length)
+        if len(request.spec_token_ids) > keep:
+            request.spec_token_ids = request.spec_token_ids[:keep]
+
+    def _flown(self, action: Callable[..., R], *args: Any) -> R | None:
+        """What `action` returns for the pilot and `args`; None if there is no pilot any more."""
+        if self._pilot is None:
+            return None
+        try:
+            return action(self._pilot, *args)
+        except Exception:
+            self._pilot = self._plan = None
+            logger.exception("adaptive k: stopped by a fault of its own; the engine goes on with its static schedule")
+            return None
+
+
+def _log(line: str) -> None:
+    logger.info("adaptive k: %s", line)

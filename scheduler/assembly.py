@@ -1,0 +1,81 @@
+"""Puts the parts together as a vLLM configuration and the operator's settings say."""
+
+from collections.abc import Callable, Sequence
+
+from vllm.config import VllmConfig
+from vllm.tokenizers import cached_tokenizer_from_config
+
+from akjax.acceptance import RunningRates
+from akjax.compiled_controller import CompiledController
+from akjax.controller import Controller
+from akjax.cost import AbstractCostModel, dense_cost, reference_cost
+
+from .control_file import ControlFile
+from .jax_process import keep_to_cpu
+from .levels import levels_of_schedule
+from .modes import ModeTracker, Vocabulary
+from .pilot import Pilot
+from .reports import Reports, describe_cost
+from .served_model import Routing, routing_of
+from .settings import Settings, load_settings
+from .vocabulary import vocabulary_of
+
+
+def assemble(vllm_config: VllmConfig, lookup: Sequence[int] | None, log: Callable[[str], object]) -> Pilot:
+    """The pilot of an engine, compiled and ready.
+
+    Args:
+        vllm_config: of the engine.
+        lookup: the dynamic schedule as vLLM's scheduler holds it, None if there is none.
+        log: takes a line for the engine's log.
+
+    Raises:
+        ValueError: no speculative decoding, or a schedule or setting that cannot be used.
+    """
+    speculation = vllm_config.speculative_config
+    if speculation is None:
+        raise ValueError(
+            "AdaptiveKScheduler chooses draft lengths, but this engine has no --speculative-config; give it one,"
+            " or serve without --scheduler-cls"
+        )
+    settings = load_settings(vllm_config.additional_config)
+    draft_limit = speculation.num_speculative_tokens
+    levels = levels_of_schedule(lookup, speculation.num_speculative_tokens_per_batch_size, draft_limit)
+    cost = cost_model(settings, routing_of(vllm_config.model_config.hf_config))
+    vocabulary = None if settings.code_mode == "0" else _vocabulary(vllm_config)
+    if settings.code_mode != "0" and vocabulary is None:
+        log("this engine has no tokenizer, so code and tool calls cannot be told from prose: code mode is off")
+    keep_to_cpu()
+    controller = CompiledController(
+        Controller(
+            RunningRates(alpha=settings.alpha),
+            draft_limit=draft_limit,
+            levels=levels,
+            margin=settings.margin,
+            per_request=settings.per_request,
+            code_mode="0" if vocabulary is None else settings.code_mode,
+            learns_cost=settings.online,
+        ),
+        cost,
+        max_requests=vllm_config.scheduler_config.max_num_seqs,
+    )
+    log(f"chooses k from {', '.join(map(str, levels))} (K={draft_limit}); {describe_cost(controller)}")
+    modes = None if vocabulary is None else ModeTracker(vocabulary)
+    return Pilot(controller, ControlFile(settings.control, draft_limit), modes, Reports(log))
+
+
+def cost_model(settings: Settings, routing: Routing | None) -> AbstractCostModel:
+    """The cost model that serving starts with; the settings' experts and top_k go before the served model's."""
+    if not settings.online:
+        return settings.cost_ms
+    base, per_expert, per_token = settings.model
+    if settings.experts is not None and settings.top_k is not None:
+        routing = Routing(settings.experts, settings.top_k)
+    if routing is None or routing.top_k == routing.experts:
+        return dense_cost(base, per_token)
+    return reference_cost(base, per_expert, per_token, experts=routing.experts, top_k=routing.top_k)
+
+
+def _vocabulary(vllm_config: VllmConfig) -> Vocabulary | None:
+    tokenizer = cached_tokenizer_from_config(vllm_config.model_config)
+    return None if tokenizer is None else vocabulary_of(tokenizer.get_vocab())

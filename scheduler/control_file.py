@@ -1,0 +1,43 @@
+"""The file by which an operator, or a benchmark, forces a draft length while the engine serves."""
+
+import re
+from pathlib import Path
+
+# A file that holds more than this is none of ours.
+_MOST_BYTES = 4096
+_FORCE = re.compile(rb"\s*force\s+(\d{1,9})\s*")
+
+
+class ControlFile:
+    """Reads `force N` from a file, again whenever the file changes."""
+
+    def __init__(self, path: Path | None, draft_limit: int) -> None:
+        """`path` need not exist, now or ever; without one nothing is forced."""
+        self._path = path
+        self._draft_limit = draft_limit
+        self._signature: tuple[int, ...] | None = None
+        self._forced: int | None = None
+
+    def forced(self) -> int | None:
+        """The draft length that every step verifies, clamped to 1..K; None to adapt.
+
+        Anything but `force N` in the file, no file, or one that cannot be read means None. Never raises OSError.
+        """
+        if self._path is None:
+            return None
+        try:
+            status = self._path.stat()
+            # The inode tells a file that was replaced within the clock's resolution.
+            signature = (status.st_mtime_ns, status.st_size, status.st_ino)
+            if signature != self._signature:
+                self._forced = self._read(self._path)
+                self._signature = signature
+        except OSError:
+            self._signature = self._forced = None
+        return self._forced
+
+    def _read(self, path: Path) -> int | None:
+        with path.open("rb") as file:
+            content = file.read(_MOST_BYTES)
+        found = _FORCE.fullmatch(content)
+        return None if found is None else min(max(int(found[1]), 1), self._draft_limit)

@@ -1,0 +1,15 @@
+"""JAX as a guest in vLLM's process."""
+
+import jax
+from jax._src import xla_bridge  # the only way to ask whether a backend is up that does not bring one up
+
+
+def keep_to_cpu() -> None:
+    """Keeps JAX off the accelerators, unless the process uses JAX already or the user has chosen its platforms.
+
+    JAX takes three quarters of a GPU's memory with the first backend it brings up, wanted or not. It must come to
+    this before any use of JAX in the process, and as late as the scheduler's constructor: a backend that is up does
+    not survive a fork.
+    """
+    if not jax.config.read("jax_platforms") and not xla_bridge.backends_are_initialized():
+        jax.config.update("jax_platforms", "cpu")

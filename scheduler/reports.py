@@ -1,0 +1,58 @@
+"""The lines that a serving engine's log shows."""
+
+from collections import Counter
+from collections.abc import Callable
+
+import jax
+
+from akjax.compiled_controller import CompiledController
+
+from .modes import ModeTracker
+
+CHANGE_SECONDS = 5.0
+MODEL_SECONDS = 30.0
+
+
+class Reports:
+    """Says when k changed, and what the cost model has learned, each at most every so often."""
+
+    def __init__(self, log: Callable[[str], object]) -> None:
+        """`log` takes a whole line."""
+        self._log = log
+        self._steps: Counter[int] = Counter()
+        self._said: int | None = None
+        self._changes_from = self._model_from = float("-inf")
+        self._taught = 0
+
+    def step(self, draft_length: int, now: float, controller: CompiledController, modes: ModeTracker | None) -> None:
+        """Counts a step planned at `draft_length`, at `now` monotonic seconds, and logs what is due."""
+        self._steps[draft_length] += 1
+        if self._said is None:
+            self._said = draft_length
+        if draft_length != self._said and now >= self._changes_from:
+            steps = ", ".join(f"{k}: {count}" for k, count in sorted(self._steps.items()))
+            self._log(f"k {self._said} -> {draft_length} (steps at each k: {steps})")
+            self._said, self._changes_from = draft_length, now + CHANGE_SECONDS
+        if now >= self._model_from:
+            self._model_from = now + MODEL_SECONDS
+            self._model(controller, modes)
+
+    def _model(self, controller: CompiledController, modes: ModeTracker | None) -> None:
+        state = controller.settle()
+        taught = int(state.taught)
+        if taught == self._taught:
+            return
+        self._taught = taught
+        self._log(describe_cost(controller) + ("" if modes is None else f", {modes.switches} mode switches"))
+
+
+def describe_cost(controller: CompiledController) -> str:
+    """What the cost model has learned, in a line."""
+    state = controller.settle()
+    model = state.belief.model
+    values = zip(model.parameters(), jax.tree.leaves(model), strict=True)
+    learned = ", ".join(
+        f"{parameter.name} {float(value):.4g}{'' if parameter.unit == '1' else ' ' + parameter.unit}"
+        for parameter, value in values
+    )
+    return f"cost model: {learned}; {int(state.taught)} steps taught, mean error {float(state.error):.1%}"

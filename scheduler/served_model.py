@@ -1,0 +1,37 @@
+"""What the served model's own config says of its experts."""
+
+from typing import Any, NamedTuple
+
+_EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts")
+_TOP_K = ("num_experts_per_tok",)
+
+
+class Routing(NamedTuple):
+    """`top_k` of a layer's `experts` routed experts work on each token."""
+
+    experts: int
+    top_k: int
+
+
+def routing_of(hf_config: Any) -> Routing | None:
+    """The routing of a model, by the names that configs have for it, in nested text configs too; None if dense."""
+    for config in (hf_config, _nested(hf_config)):
+        experts, top_k = _first(config, _EXPERTS), _first(config, _TOP_K)
+        if experts and top_k:
+            return Routing(experts, top_k)
+    return None
+
+
+def _nested(hf_config: Any) -> Any:
+    return getattr(hf_config, "text_config", None)
+
+
+def _first(config: Any, names: tuple[str, ...]) -> int | None:
+    """The first of the names that the config has a number for; some configs hold a list, one for each layer."""
+    for name in names:
+        value = getattr(config, name, None)
+        if isinstance(value, list | tuple):
+            value = max(value, default=None)
+        if isinstance(value, int) and value > 0:
+            return value
+    return None
