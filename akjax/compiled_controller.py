@@ -1,6 +1,7 @@
 """The controller as a serving process calls it: host memory in and out, compiled once for every size."""
 
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -75,8 +76,11 @@ class CompiledController:
             row = jax.tree.map(lambda leaf: leaf[0], controller.init_rows(state, 1))
             self._state_layout, row_layout = Layout(state), Layout(row)
             self._state = np.array(self._state_layout.pack(state))
-            sizes = [1 << exponent for exponent in range((max_requests - 1).bit_length() + 1)]
-            self._steps = [_CompiledStep(controller, self._state_layout, row_layout, size, on_cpu) for size in sizes]
+        sizes = [1 << exponent for exponent in range((max_requests - 1).bit_length() + 1)]
+        with ThreadPoolExecutor() as pool:  # XLA compiles without the GIL
+            self._steps = list(
+                pool.map(lambda size: _CompiledStep(controller, self._state_layout, row_layout, size, on_cpu), sizes)
+            )
         self._rows = np.zeros((2 * sizes[-1], row_layout.size))
         self._slots: dict[str, int] = {}
         self._free = list(range(len(self._rows)))
@@ -220,16 +224,18 @@ class _CompiledStep:
             return _StepOutputs(state_layout.pack(state), jax.vmap(row_layout.pack)(rows), decision)
 
         example = _example_inputs(state_layout.size, row_layout.size, size)
-        layout_in, layout_out = Layout(example), Layout(jax.eval_shape(step, example))
+        layout_in = Layout(example)
         self.size = size
         self._row_layout = row_layout
-        self._layout_out = layout_out
         # The buffer is written anew each step. The call may read it without a copy, which is why its output is
         # waited for before anyone can write again.
         self._flat = np.zeros(layout_in.size)
         self._inputs = layout_in.views(self._flat)
         signature = jax.ShapeDtypeStruct(self._flat.shape, self._flat.dtype, sharding=sharding)
-        self._call = jax.jit(lambda flat: layout_out.pack(step(layout_in.unpack(flat)))).lower(signature).compile()
+        with jax.enable_x64(True):
+            layout_out = self._layout_out = Layout(jax.eval_shape(step, example))
+            lowered = jax.jit(lambda flat: layout_out.pack(step(layout_in.unpack(flat)))).lower(signature)
+        self._call = lowered.compile()
 
     def __call__(
         self,

@@ -29,6 +29,9 @@ class AdaptiveKScheduler(AsyncScheduler):
     `SchedulerOutput.num_spec_tokens_to_schedule`, and where requests have lengths of their own, how many of their
     drafts are kept. A fault of ours never stops serving: it is logged once, and from then on the engine runs on
     its static schedule.
+
+    Attributes:
+        pilot: what observes and decides; None after a fault.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -38,7 +41,7 @@ class AdaptiveKScheduler(AsyncScheduler):
             ValueError: no speculative decoding, or a schedule or setting that cannot be used.
         """
         super().__init__(*args, **kwargs)
-        self._pilot: Pilot | None = assemble(self.vllm_config, self.dynamic_sd_lookup, _log)
+        self.pilot: Pilot | None = assemble(self.vllm_config, self.dynamic_sd_lookup, _log)
         self._plan: DraftPlan | None = None
         self._verified: list[VerifiedDrafts] = []
 
@@ -115,12 +118,12 @@ class AdaptiveKScheduler(AsyncScheduler):
 
     def _flown(self, action: Callable[..., R], *args: Any) -> R | None:
         """What `action` returns for the pilot and `args`; None if there is no pilot any more."""
-        if self._pilot is None:
+        if self.pilot is None:
             return None
         try:
-            return action(self._pilot, *args)
+            return action(self.pilot, *args)
         except Exception:
-            self._pilot = self._plan = None
+            self.pilot = self._plan = None
             logger.exception("adaptive k: stopped by a fault of its own; the engine goes on with its static schedule")
             return None
 

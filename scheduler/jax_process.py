@@ -11,5 +11,6 @@ def keep_to_cpu() -> None:
     this before any use of JAX in the process, and as late as the scheduler's constructor: a backend that is up does
     not survive a fork.
     """
-    if not jax.config.read("jax_platforms") and not xla_bridge.backends_are_initialized():
+    chosen = jax.config.jax_platforms  # pyright: ignore[reportAttributeAccessIssue]
+    if not chosen and not xla_bridge.backends_are_initialized():
         jax.config.update("jax_platforms", "cpu")

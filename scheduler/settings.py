@@ -65,8 +65,8 @@ class Settings(BaseSettings):
     model: Annotated[tuple[float, float, float], NoDecode, BeforeValidator(_parse_model)] = Field(
         (27.0, 0.635, 0.542), description="start of the cost model: ms, ms per expert, ms per token"
     )
-    cost_ms: Annotated[CostTable, NoDecode, BeforeValidator(_parse_cost)] = Field(
-        default_factory=lambda: parse_table("2:47,4:53,8:65"), description="the fixed table, tokens:ms"
+    cost_ms: Annotated[CostTable, NoDecode, BeforeValidator(_parse_cost)] = Field(  # pyright: ignore[reportAssignmentType]
+        "2:47,4:53,8:65", description="the fixed table, tokens:ms"
     )
     control: Annotated[Path | None, BeforeValidator(_parse_path)] = Field(None, description="the control file")
     experts: int | None = Field(None, ge=1, description="routed experts of a layer, if not as the model's config says")

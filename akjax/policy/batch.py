@@ -34,7 +34,9 @@ def batch_draft_length(
     lengths = np.asarray(levels, current.dtype)
     per_draft = jnp.sum(jnp.where(decoding[:, None], survival, 0.0), axis=0)
     expected_tokens = requests + jnp.cumsum(per_draft)[lengths - 1]
-    step = StepFeatures(tokens=requests * (lengths + 1).astype(survival.dtype), requests=jnp.broadcast_to(requests, lengths.shape))
+    step = StepFeatures(
+        tokens=requests * (lengths + 1).astype(survival.dtype), requests=jnp.broadcast_to(requests, lengths.shape)
+    )
     goodput = expected_tokens / predicted_ms(cost, step)
 
     best = jnp.argmax(goodput)

@@ -1,0 +1,82 @@
+"""The real engine: what is served does not depend on how many drafts are verified, and k is what was asked for."""
+
+import json
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from tiny_pair.prompts import PROMPTS
+
+pytestmark = pytest.mark.engine
+
+SCRIPT = Path(__file__).parent / "offline.py"
+MAX_TOKENS = 96
+# Near the tiny pair's own cost on a CPU core: the reference gate refuses steps far from the prediction.
+MODEL = [3.0, 0.1, 0.1]
+ADAPTIVE: dict[str, dict[str, Any]] = {
+    "adaptive": {"code_mode": "0"},
+    "gated": {"code_mode": "gated"},
+    "code mode 1": {"code_mode": "1"},
+    "per request": {"per_request": True},
+}
+
+# All prompts at once, and the kinds one prompt at a time: large batches and single streams.
+EVERY_PROMPT = [prompt for prompts in PROMPTS.values() for prompt in prompts]
+PHASES = [{"prompts": EVERY_PROMPT}, *({"prompts": prompts[:1]} for prompts in PROMPTS.values())]
+
+
+def serve(job: dict[str, Any]) -> dict[str, Any]:
+    with TemporaryDirectory() as folder:
+        job_path, report_path = Path(folder, "job.json"), Path(folder, "report.json")
+        job_path.write_text(json.dumps(job))
+        command = [sys.executable, str(SCRIPT), str(job_path), str(report_path)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+        return json.loads(report_path.read_text())
+
+
+@cache
+def served_without_speculation() -> list[Any]:
+    job = {"speculation": "none", "max_tokens": MAX_TOKENS, "phases": PHASES}
+    return [phase["tokens"] for phase in serve(job)["phases"]]
+
+
+@pytest.mark.parametrize("draft_limit", [1, 6])
+def test_fixed_k_serves_the_same_tokens(draft_limit: int) -> None:
+    job = {"speculation": "fixed", "draft_limit": draft_limit, "max_tokens": MAX_TOKENS, "phases": PHASES}
+    assert [phase["tokens"] for phase in serve(job)["phases"]] == served_without_speculation()
+
+
+@pytest.mark.parametrize("settings", ADAPTIVE.values(), ids=ADAPTIVE.keys())
+def test_adaptive_k_serves_the_same_tokens(settings: dict[str, Any]) -> None:
+    job = {
+        "speculation": "adaptive",
+        "settings": {"model": MODEL, **settings},
+        "max_tokens": MAX_TOKENS,
+        "phases": PHASES,
+    }
+    report = serve(job)
+    assert [phase["tokens"] for phase in report["phases"]] == served_without_speculation()
+    assert report["taught"] > 0
+    lengths = {drafts for phase in report["phases"] for step in phase["drafts"] for drafts in step.values()}
+    assert len(lengths) > 1, "k never changed, so that nothing was shown"
+
+
+@pytest.mark.parametrize("per_request", [False, True])
+def test_a_forced_k_is_the_number_of_drafts_verified(tmp_path: Path, per_request: bool) -> None:
+    control = tmp_path / "control"
+    forced = [3, 1, 6, 99]
+    job = {
+        "speculation": "adaptive",
+        "settings": {"model": MODEL, "control": str(control), "per_request": per_request},
+        "max_tokens": 48,
+        "phases": [{"prompts": EVERY_PROMPT[:4], "control": f"force {k}\n"} for k in forced],
+    }
+    for k, phase in zip(forced, serve(job)["phases"], strict=True):
+        verified = [drafts for step in phase["drafts"] for drafts in step.values()]
+        assert verified
+        assert set(verified) == {min(k, 6)}
