@@ -1,7 +1,13 @@
-"""How every test runs: float64, and no silent promotion of dtypes or ranks."""
+"""How every test runs: float64, no silent promotion of dtypes or ranks, and the same random cases in each CI run."""
 
+import os
+
+import hypothesis
 import jax
 import pytest
+
+hypothesis.settings.register_profile("akjax", deadline=None, derandomize="CI" in os.environ)
+hypothesis.settings.load_profile("akjax")
 
 
 @pytest.fixture(autouse=True, scope="session")

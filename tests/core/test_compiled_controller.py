@@ -1,0 +1,145 @@
+"""The controller as a serving process calls it: what it keeps, what it forgets, and that it never compiles again."""
+
+import logging
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from akjax import CODE, CompiledController, Controller, DraftOutcome, RunningRates, parse_table, reference_cost
+
+COST = reference_cost(27.0, 0.635, 0.542, experts=64, top_k=4)
+DRAFT_LIMIT = 4
+
+
+def make(max_requests: int = 4, **rules: object) -> CompiledController:
+    controller = Controller(draft_limit=DRAFT_LIMIT, levels=(1, 2, 4), **rules)  # pyright: ignore[reportArgumentType]
+    return CompiledController(controller, COST, max_requests)
+
+
+def observe(controller: CompiledController, *outcomes: DraftOutcome, ms: float = 40.0, teaches: bool = True) -> None:
+    tokens = sum(1 + outcome.drafted for outcome in outcomes)
+    controller.observe(tokens=tokens, requests=len(outcomes), ms=ms, teaches=teaches, outcomes=outcomes)
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["batch", "per request"])
+def served(request: pytest.FixtureRequest) -> CompiledController:
+    return make(8, per_request=request.param)
+
+
+def test_serving_compiles_nothing(served: CompiledController, caplog: pytest.LogCaptureFixture) -> None:
+    rng = np.random.default_rng(0)
+    alive: list[str] = []
+    with jax.log_compiles(), caplog.at_level(logging.DEBUG, "jax"):
+        for step in range(500):
+            if len(alive) < 8 and rng.random() < 0.4:
+                alive.append(f"r{step}")
+            if alive and rng.random() < 0.3:
+                served.forget(alive.pop(rng.integers(len(alive))))
+            outcomes = [DraftOutcome(r, 4, int(rng.integers(5)), int(rng.integers(3))) for r in alive]
+            observe(served, *outcomes, ms=float(rng.uniform(20, 60)), teaches=bool(rng.random() < 0.8))
+            served.decide(alive, [int(rng.integers(3)) for _ in alive])
+        assert "ompil" not in caplog.text, caplog.text
+        jax.jit(lambda x: x + 1)(jnp.ones(17))
+        assert "Compiling" in caplog.text, "the log did not show a compilation either"
+
+
+def test_serving_needs_no_global_float64(served: CompiledController) -> None:
+    with jax.enable_x64(False):
+        observe(served, DraftOutcome("r", 4, 4, 0))
+        served.decide(["r"], [0])
+        assert served.settle().belief.covariance.dtype == np.float64
+    served.forget("r")
+
+
+def test_a_request_is_known_from_its_first_observation_until_it_is_forgotten() -> None:
+    controller = make()
+    assert not controller.knows("r")
+    observe(controller, DraftOutcome("r", 4, 0, 0))
+    assert controller.knows("r")
+    controller.forget("r")
+    assert not controller.knows("r")
+    with pytest.raises(KeyError):
+        controller.decide(["r"], [0])
+
+
+def test_the_last_observation_counts_after_a_request_is_forgotten() -> None:
+    controller = make()
+    observe(controller, DraftOutcome("r", 4, 0, 0))
+    controller.forget("r")
+    np.testing.assert_allclose(controller.settle().pools[0], [0.76, 0.8, 0.8, 0.8], rtol=1e-12)
+
+
+def test_an_id_used_again_starts_afresh() -> None:
+    controller = make()
+    observe(controller, DraftOutcome("r", 1, 0, 0))
+    controller.forget("r")
+    observe(controller, DraftOutcome("r", 1, 1, 0))
+    # From the pool as the first observation left it, 0.8 - 0.05 * 0.8, and not from the first request's own rates.
+    np.testing.assert_allclose(controller.rates("r")[0, 0], 0.76 + 0.25 * 0.24, rtol=1e-12)
+
+
+def test_more_requests_than_can_run_at_once_keep_their_rates() -> None:
+    """Preempted requests wait with their state, so there may be any number of them."""
+    controller = make(max_requests=2)
+    for number in range(40):
+        observe(controller, DraftOutcome(f"r{number}", 4, number % 5, 0))
+    model = RunningRates()
+    pool = model.init_pool(DRAFT_LIMIT)
+    for number in range(40):
+        pool, request = model.observe(pool, pool, jnp.int32(4), jnp.int32(number % 5))
+        np.testing.assert_allclose(controller.rates(f"r{number}")[0], request, rtol=1e-12)
+
+
+def test_a_batch_that_was_replaced_since_the_last_output_is_decided_for() -> None:
+    controller = make(max_requests=2)
+    observe(controller, DraftOutcome("a", 4, 4, 0), DraftOutcome("b", 4, 4, 0))
+    observe(controller, DraftOutcome("c", 4, 0, 0), DraftOutcome("d", 4, 0, 0))
+    assert controller.decide(["a", "b"], [0, 0]).batch == 4
+    assert int(controller.settle().taught) == 2
+
+
+def test_a_step_that_does_not_teach_leaves_the_cost_alone() -> None:
+    controller = make()
+    before = jax.tree.map(np.copy, controller.settle().belief)
+    observe(controller, DraftOutcome("r", 4, 2, 0), teaches=False)
+    observe(controller, DraftOutcome("r", 4, 2, 0), ms=1e4)
+    observe(controller, DraftOutcome("r", 4, 2, 0), ms=float("nan"))
+    observe(controller, DraftOutcome("r", 4, 2, 0), ms=1.0)
+    after = controller.settle()
+    assert int(after.taught) == 0
+    assert float(after.error) == 0.0
+    jax.tree.map(np.testing.assert_array_equal, after.belief, before)
+
+
+def test_a_fixed_table_is_not_taught() -> None:
+    controller = CompiledController(
+        Controller(draft_limit=4, levels=(2, 4), learns_cost=False), parse_table("2:47,4:53,8:65"), max_requests=1
+    )
+    observe(controller, DraftOutcome("r", 4, 4, 0), ms=55.0)
+    controller.decide(["r"], [0])
+    assert int(controller.settle().taught) == 0
+    np.testing.assert_array_equal(controller.settle().belief.model.ms, [47.0, 53.0, 65.0])  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_a_modes_rates_are_made_from_its_own_pool_and_kept() -> None:
+    controller = make(code_mode="1")
+    observe(controller, DraftOutcome("a", 1, 0, CODE))
+    np.testing.assert_allclose(controller.settle().pools[CODE], [0.76, 0.8, 0.8, 0.8], rtol=1e-12)
+    observe(controller, DraftOutcome("b", 1, 1, 0))
+    controller.decide(["b"], [CODE])  # first use: a copy of the mode's pool as it is now
+    observe(controller, DraftOutcome("a", 1, 0, CODE))
+    observe(controller, DraftOutcome("b", 1, 0, CODE))
+    np.testing.assert_allclose(controller.rates("b")[CODE, 0], 0.76 * 0.75, rtol=1e-12)
+
+
+@pytest.mark.parametrize("levels", [(), (2, 1), (1, 1), (0, 2), (1, 5)])
+def test_levels_that_no_step_can_have_are_refused(levels: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="levels"):
+        Controller(draft_limit=4, levels=levels)
+
+
+def test_no_requests_at_all_are_refused() -> None:
+    with pytest.raises(ValueError, match="max_requests"):
+        make(max_requests=0)
