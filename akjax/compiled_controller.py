@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Float, Int
 
+from akjax.arrays import Array
 from akjax.controller import Batch, Controller, ControllerState, Decision, Observations, Outcome, RequestRows
 from akjax.cost.model import AbstractCostModel
 from akjax.features import StepFeatures
@@ -284,20 +284,17 @@ class _CompiledStep:
 def _example_inputs(state_size: int, row_size: int, size: int) -> _StepInputs:
     """The shapes and dtypes that a step of `size` requests takes."""
 
-    def scalar(dtype: Any) -> Any:
-        return jax.ShapeDtypeStruct((), dtype)
-
-    def each(dtype: Any) -> Any:
-        return jax.ShapeDtypeStruct((size,), dtype)
-
+    number: Any = np.zeros(())
+    each: Any = np.zeros(size, np.int32)
+    truth: Any = np.zeros((), np.bool_)
     return _StepInputs(
-        state=jax.ShapeDtypeStruct((state_size,), jnp.float64),  # pyright: ignore[reportArgumentType]
-        rows=jax.ShapeDtypeStruct((size, row_size), jnp.float64),  # pyright: ignore[reportArgumentType]
+        state=np.zeros(state_size),  # pyright: ignore[reportArgumentType]
+        rows=np.zeros((size, row_size)),  # pyright: ignore[reportArgumentType]
         outcome=Outcome(
-            step=StepFeatures(tokens=scalar(jnp.float64), requests=scalar(jnp.float64)),
-            ms=scalar(jnp.float64),
-            teaches=scalar(jnp.bool_),
-            observations=Observations(*(each(jnp.int32) for _ in range(4))),
+            step=StepFeatures(tokens=number, requests=number),
+            ms=number,
+            teaches=truth,
+            observations=Observations(row=each, drafted=each, accepted=each, mode=each),
         ),
-        batch=Batch(each(jnp.int32), each(jnp.int32)),
+        batch=Batch(row=each, mode=each),
     )

@@ -5,9 +5,10 @@ from typing import Any, Literal
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, PyTree
+from jaxtyping import Bool, Float, Int, PyTree
 
 from akjax.acceptance import AbstractAcceptanceModel, RunningRates, survival
+from akjax.arrays import Array
 from akjax.cost.model import AbstractCostModel
 from akjax.ekf import Belief, prior_belief, update
 from akjax.features import StepFeatures
@@ -42,19 +43,19 @@ class ControllerState(eqx.Module):
 
 
 class RequestRows(eqx.Module):
-    """The acceptance state of some requests, a row each.
+    """The acceptance state of one request, or of some, a row each.
 
     Attributes:
         states: the acceptance model's state of each row and mode.
         made: whether that state has been made yet; if not, the numbers in `states` mean nothing.
     """
 
-    states: PyTree[Float[Array, "rows modes ..."]]
-    made: Bool[Array, "rows modes"]
+    states: PyTree[Float[Array, "..."]]
+    made: Bool[Array, "*rows modes"]
 
 
 class Observations(eqx.Module):
-    """The drafts of the requests of one output, in the output's order.
+    """The drafts of one request of an output, or of all of them in the output's order.
 
     Attributes:
         row: of the request in `RequestRows`; the number of rows marks padding.
@@ -63,10 +64,10 @@ class Observations(eqx.Module):
         mode: of the request when they were verified.
     """
 
-    row: Int[Array, " n"]
-    drafted: Int[Array, " n"]
-    accepted: Int[Array, " n"]
-    mode: Int[Array, " n"]
+    row: Int[Array, "*n"]
+    drafted: Int[Array, "*n"]
+    accepted: Int[Array, "*n"]
+    mode: Int[Array, "*n"]
 
 
 class Outcome(eqx.Module):

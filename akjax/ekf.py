@@ -5,8 +5,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
+from akjax.arrays import Array
 from akjax.cost.model import FLOOR_MS, AbstractCostModel
 from akjax.features import StepFeatures
 

@@ -1,7 +1,9 @@
 """What a cost model may know of a step before it runs."""
 
 import equinox as eqx
-from jaxtyping import Array, Float
+from jaxtyping import Float
+
+from akjax.arrays import Array
 
 
 class StepFeatures(eqx.Module):

@@ -7,7 +7,9 @@ from typing import Any, Generic, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Float
+
+from akjax.arrays import Array
 
 Tree = TypeVar("Tree")
 

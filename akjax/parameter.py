@@ -4,7 +4,9 @@ from dataclasses import dataclass
 
 import jax
 import numpy as np
-from jaxtyping import Array, ArrayLike, Float
+from jaxtyping import ArrayLike, Float
+
+from akjax.arrays import Array
 
 
 @dataclass(frozen=True)

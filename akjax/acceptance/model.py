@@ -5,7 +5,9 @@ from typing import Generic, TypeVar
 
 import equinox as eqx
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Float, Int
+
+from akjax.arrays import Array
 
 Pool = TypeVar("Pool")
 Request = TypeVar("Request")

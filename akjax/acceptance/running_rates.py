@@ -2,9 +2,10 @@
 
 import equinox as eqx
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Float, Int
 
 from akjax.acceptance.model import AbstractAcceptanceModel
+from akjax.arrays import Array
 from akjax.parameter import as_parameter
 
 

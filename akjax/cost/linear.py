@@ -2,8 +2,9 @@
 
 import equinox as eqx
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
+from akjax.arrays import Array
 from akjax.cost.model import AbstractCostModel
 from akjax.features import StepFeatures
 from akjax.parameter import Parameter, as_parameter

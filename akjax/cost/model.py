@@ -4,8 +4,9 @@ import abc
 
 import equinox as eqx
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
+from akjax.arrays import Array
 from akjax.features import StepFeatures
 from akjax.parameter import Parameter
 

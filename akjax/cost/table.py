@@ -6,8 +6,9 @@ from collections.abc import Iterable
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
+from akjax.arrays import Array
 from akjax.cost.model import AbstractCostModel
 from akjax.features import StepFeatures
 from akjax.parameter import Parameter, as_parameter

@@ -2,8 +2,9 @@
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Bool, Float, Int
 
+from akjax.arrays import Array
 from akjax.cost.model import AbstractCostModel, predicted_ms
 from akjax.features import StepFeatures
 

@@ -1,8 +1,9 @@
 """A draft length of its own for each request."""
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Bool, Float, Int
 
+from akjax.arrays import Array
 from akjax.cost.model import AbstractCostModel, predicted_ms
 from akjax.features import StepFeatures
 
