@@ -32,6 +32,7 @@ class AdaptiveKScheduler(AsyncScheduler):
 
     Attributes:
         pilot: what observes and decides; None after a fault.
+        plan: of the step last scheduled; None before the first, and after a fault.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -42,17 +43,17 @@ class AdaptiveKScheduler(AsyncScheduler):
         """
         super().__init__(*args, **kwargs)
         self.pilot: Pilot | None = assemble(self.vllm_config, self.dynamic_sd_lookup, _log)
-        self._plan: DraftPlan | None = None
+        self.plan: DraftPlan | None = None
         self._verified: list[VerifiedDrafts] = []
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
-        self._plan = self._flown(self._planned, scheduler_output)
-        if self._plan is not None:
-            scheduler_output.num_spec_tokens_to_schedule = self._plan.draft_length
+        self.plan = self._flown(self._planned, scheduler_output)
+        if self.plan is not None:
+            scheduler_output.num_spec_tokens_to_schedule = self.plan.draft_length
         super()._update_after_schedule(scheduler_output)
-        if self._plan is not None and self._plan.each:
+        if self.plan is not None and self.plan.each:
             for request_id in scheduler_output.num_scheduled_tokens:
-                self._trim(self.requests[request_id], self._plan)
+                self._trim(self.requests[request_id], self.plan)
 
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
@@ -83,11 +84,11 @@ class AdaptiveKScheduler(AsyncScheduler):
     def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
         """Takes the drafts of an engine without async scheduling, and keeps as many as were planned."""
         super().update_draft_token_ids(draft_token_ids)
-        if self._plan is not None:
+        if self.plan is not None:
             for request_id in draft_token_ids.req_ids:
                 request = self.requests.get(request_id)
                 if request is not None:
-                    self._trim(request, self._plan)
+                    self._trim(request, self.plan)
 
     def shutdown(self) -> None:
         """Logs what was learned, then shuts down."""
@@ -123,7 +124,7 @@ class AdaptiveKScheduler(AsyncScheduler):
         try:
             return action(self.pilot, *args)
         except Exception:
-            self.pilot = self._plan = None
+            self.pilot = self.plan = None
             logger.exception("adaptive k: stopped by a fault of its own; the engine goes on with its static schedule")
             return None
 

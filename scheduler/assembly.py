@@ -17,7 +17,7 @@ from .modes import ModeTracker, Vocabulary
 from .pilot import Pilot
 from .reports import Reports, describe_cost
 from .served_model import Routing, routing_of
-from .settings import Settings, load_settings
+from .settings import PREFIX, Settings, SettingsError, load_settings
 from .vocabulary import vocabulary_of
 
 
@@ -65,15 +65,26 @@ def assemble(vllm_config: VllmConfig, lookup: Sequence[int] | None, log: Callabl
 
 
 def cost_model(settings: Settings, routing: Routing | None) -> AbstractCostModel:
-    """The cost model that serving starts with; the settings' experts and top_k go before the served model's."""
+    """The cost model that serving starts with; the settings' experts and top_k go before the served model's.
+
+    Raises:
+        SettingsError: only one of experts and top_k is set, and the model's config does not have the other.
+    """
     if not settings.online:
         return settings.cost_ms
     base, per_expert, per_token = settings.model
-    if settings.experts is not None and settings.top_k is not None:
-        routing = Routing(settings.experts, settings.top_k)
-    if routing is None or routing.top_k == routing.experts:
+    experts = settings.experts or (routing and routing.experts)
+    top_k = settings.top_k or (routing and routing.top_k)
+    if (experts is None) != (top_k is None):
+        known, unknown = ("EXPERTS", "TOP_K") if top_k is None else ("TOP_K", "EXPERTS")
+        raise SettingsError(
+            f"{PREFIX}{known}={experts or top_k}: the served model's config does not say {unknown.lower()}, so set"
+            f" {PREFIX}{unknown} too"
+        )
+    # With top_k of all experts every token reads the same weights, as in a dense model.
+    if experts is None or top_k is None or top_k >= experts:
         return dense_cost(base, per_token)
-    return reference_cost(base, per_expert, per_token, experts=routing.experts, top_k=routing.top_k)
+    return reference_cost(base, per_expert, per_token, experts=experts, top_k=top_k)
 
 
 def _vocabulary(vllm_config: VllmConfig) -> Vocabulary | None:

@@ -1,11 +1,12 @@
 """The file by which an operator, or a benchmark, forces a draft length while the engine serves."""
 
 import re
+import stat
 from pathlib import Path
 
 # A file that holds more than this is none of ours.
 _MOST_BYTES = 4096
-_FORCE = re.compile(rb"\s*force\s+(\d{1,9})\s*")
+_FORCE = re.compile(rb"\s*force\s+(\d+)\s*")
 
 
 class ControlFile:
@@ -28,16 +29,18 @@ class ControlFile:
         try:
             status = self._path.stat()
             # The inode tells a file that was replaced within the clock's resolution.
-            signature = (status.st_mtime_ns, status.st_size, status.st_ino)
+            # And its change time one rewritten in place with the old modification time, as by `cp -p`.
+            signature = (status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino)
             if signature != self._signature:
-                self._forced = self._read(self._path)
+                # A pipe would be waited for.
+                self._forced = self._read(self._path) if stat.S_ISREG(status.st_mode) else None
                 self._signature = signature
-        except OSError:
+        except (OSError, ValueError):  # ValueError: a path that no file can have
             self._signature = self._forced = None
         return self._forced
 
     def _read(self, path: Path) -> int | None:
         with path.open("rb") as file:
-            content = file.read(_MOST_BYTES)
-        found = _FORCE.fullmatch(content)
+            content = file.read(_MOST_BYTES + 1)
+        found = _FORCE.fullmatch(content) if len(content) <= _MOST_BYTES else None
         return None if found is None else min(max(int(found[1]), 1), self._draft_limit)

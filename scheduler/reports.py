@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import jax
+import numpy as np
 
 from akjax.compiled_controller import CompiledController
 
@@ -50,7 +51,8 @@ def describe_cost(controller: CompiledController) -> str:
     """What the cost model has learned, in a line."""
     state = controller.settle()
     model = state.belief.model
-    values = zip(model.parameters(), jax.tree.leaves(model), strict=True)
+    leaves = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(model)])
+    values = zip(model.parameters(), leaves, strict=True)
     learned = ", ".join(
         f"{parameter.name} {float(value):.4g}{'' if parameter.unit == '1' else ' ' + parameter.unit}"
         for parameter, value in values

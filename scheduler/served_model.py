@@ -2,8 +2,8 @@
 
 from typing import Any, NamedTuple
 
-_EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts")
-_TOP_K = ("num_experts_per_tok",)
+_EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
+_TOP_K = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_top_k")
 
 
 class Routing(NamedTuple):

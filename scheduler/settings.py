@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from akjax.controller import CodeMode
@@ -14,6 +14,9 @@ from akjax.cost import CostTable, parse_table
 
 PREFIX = "VLLM_ADAPTIVE_K_"
 SECTION = "adaptive_k"
+
+# More than any model has; it keeps a slip of the keyboard out of the arithmetic.
+_MOST_EXPERTS = 65536
 
 
 class SettingsError(ValueError):
@@ -24,8 +27,10 @@ def _parse_model(value: object) -> tuple[float, float, float]:
     expected = "three numbers of at least 0: ms, ms per expert, ms per token, such as 27.0,0.635,0.542"
     parts = value.split(",") if isinstance(value, str) else value
     try:
-        base, per_expert, per_token = (float(part) for part in parts)  # pyright: ignore[reportGeneralTypeIssues]
-    except (TypeError, ValueError):
+        if not isinstance(parts, list | tuple):
+            raise TypeError
+        base, per_expert, per_token = (float(part) for part in parts)
+    except (TypeError, ValueError, OverflowError):
         raise ValueError(f"must be {expected}") from None
     if not all(math.isfinite(number) and number >= 0 for number in (base, per_expert, per_token)):
         raise ValueError(f"must be {expected}")
@@ -55,30 +60,25 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True, arbitrary_types_allowed=True)
 
-    alpha: float = Field(0.25, gt=0, le=1, description="rate of a request's running acceptance")
-    margin: float = Field(0.03, ge=0, le=10, description="least relative gain for a change of k")
-    per_request: bool = Field(False, description="1: a k for each request")
+    alpha: float = Field(0.25, gt=0, le=1, description="rate of a request's running acceptance, above 0 and at most 1")
+    margin: float = Field(0.03, ge=0, le=10, description="least relative gain for a change of k, from 0 to 10")
+    per_request: bool = Field(False, description="1 for a k for each request, 0 for one k for the batch")
     code_mode: Annotated[CodeMode, BeforeValidator(_parse_code_mode)] = Field(
-        "gated", description="rates of their own for code and tool calls: gated, 1 or 0"
+        "gated",
+        description="rates of their own for code and tool calls: gated (if all requests are in one mode), 1 or 0",
     )
-    online: bool = Field(True, description="0: the fixed table COST_MS instead of the learned model")
+    online: bool = Field(True, description="1 for the learned cost model, 0 for the fixed table COST_MS")
     model: Annotated[tuple[float, float, float], NoDecode, BeforeValidator(_parse_model)] = Field(
         (27.0, 0.635, 0.542), description="start of the cost model: ms, ms per expert, ms per token"
     )
     cost_ms: Annotated[CostTable, NoDecode, BeforeValidator(_parse_cost)] = Field(  # pyright: ignore[reportAssignmentType]
-        "2:47,4:53,8:65", description="the fixed table, tokens:ms"
+        "2:47,4:53,8:65", description="the fixed table, tokens:ms,..."
     )
-    control: Annotated[Path | None, BeforeValidator(_parse_path)] = Field(None, description="the control file")
-    experts: int | None = Field(None, ge=1, description="routed experts of a layer, if not as the model's config says")
-    top_k: int | None = Field(None, ge=1, description="experts a token picks, if not as the model's config says")
-
-    @model_validator(mode="after")
-    def _experts_go_together(self) -> "Settings":
-        if (self.experts is None) != (self.top_k is None):
-            raise ValueError("experts and top_k must be set together")
-        if self.experts is not None and self.top_k is not None and self.top_k > self.experts:
-            raise ValueError(f"top_k={self.top_k} must be at most experts={self.experts}")
-        return self
+    control: Annotated[Path | None, BeforeValidator(_parse_path)] = Field(None, description="path of the control file")
+    experts: int | None = Field(
+        None, ge=1, le=_MOST_EXPERTS, description="routed experts of a layer, if not the model's"
+    )
+    top_k: int | None = Field(None, ge=1, le=_MOST_EXPERTS, description="experts a token picks, if not the model's")
 
 
 def load_settings(additional_config: object = None) -> Settings:
@@ -93,37 +93,40 @@ def load_settings(additional_config: object = None) -> Settings:
     section = additional_config.get(SECTION, {}) if isinstance(additional_config, Mapping) else {}
     if not isinstance(section, Mapping):
         raise SettingsError(f"additional_config[{SECTION!r}] must be an object of settings, given {section!r}")
-    section = {str(name).lower(): value for name, value in section.items()}
-    faults = [f"{PREFIX}{name}: no such setting; allowed: {_names(PREFIX, str.upper)}" for name in _unknown_variables()]
+    given = _given(section)
+    faults = [
+        f"{what}: no such setting; allowed: {_allowed(what)}" for name, what in given.items() if name not in _NAMES
+    ]
+    # pydantic-settings has keywords of its own, such as _env_file, which no configuration may reach.
+    known = {str(name).lower(): value for name, value in section.items() if str(name).lower() in _NAMES}
     try:
-        settings = Settings(**section)
+        settings = Settings(**known)
     except ValidationError as error:
-        faults += [_fault(detail, section) for detail in error.errors()]
-    else:
-        if not faults:
-            return settings
-    raise SettingsError("\n".join(faults))
+        for detail in error.errors():
+            name = str(detail["loc"][0])
+            reason = str(detail["msg"]).removeprefix("Value error, ")
+            faults.append(f"{given[name]}: {reason} ({Settings.model_fields[name].description})")
+        raise SettingsError("\n".join(faults)) from None
+    if faults:
+        raise SettingsError("\n".join(faults))
+    return settings
 
 
-def _unknown_variables() -> list[str]:
-    names = [name[len(PREFIX) :] for name in os.environ if name.upper().startswith(PREFIX)]
-    return [name for name in names if name.lower() not in Settings.model_fields]
+def _given(section: Mapping[Any, Any]) -> dict[str, str]:
+    """Everything that was given in the name of a setting, as the operator wrote it, with its value."""
+    variables = {
+        name[len(PREFIX) :].lower(): f"{name}={text!r}"
+        for name, text in os.environ.items()
+        if name.upper().startswith(PREFIX)
+    }
+    keys = {str(name).lower(): f"additional_config[{SECTION!r}][{name!r}]={value!r}" for name, value in section.items()}
+    return variables | keys
 
 
-def _names(prefix: str, spell: Any) -> str:
-    return ", ".join(prefix + spell(name) for name in Settings.model_fields)
+def _allowed(what: str) -> str:
+    """Every setting's name, spelled as the place where `what` stands has it."""
+    is_variable = what.upper().startswith(PREFIX)
+    return ", ".join(PREFIX + name.upper() if is_variable else name for name in _NAMES)
 
 
-def _fault(detail: Any, section: Mapping[str, Any]) -> str:
-    """One line: the setting as the operator wrote it, what it was, what is allowed."""
-    reason = str(detail["msg"]).removeprefix("Value error, ")
-    if not detail["loc"]:
-        return f"{PREFIX}EXPERTS, {PREFIX}TOP_K: {reason}"
-    name = str(detail["loc"][0])
-    if name not in section:
-        variable = PREFIX + name.upper()
-        return f"{variable}={os.environ.get(variable, '')!r}: {reason}"
-    where = f"additional_config[{SECTION!r}][{name!r}]"
-    if name not in Settings.model_fields:
-        return f"{where}: no such setting; allowed: {_names('', str)}"
-    return f"{where}={section[name]!r}: {reason}"
+_NAMES = list(Settings.model_fields)

@@ -89,9 +89,7 @@ class CostFilter:
     def __init__(self, settings: Settings) -> None:
         self.experts = settings.experts
         self.miss = 1.0 - settings.topk / settings.experts  # P(a token leaves an expert alone)
-        self.log_miss = (
-            math.log(self.miss) if self.miss > 0.0 else 0.0
-        )  # only ever used times a power of miss
+        self.log_miss = math.log(self.miss) if self.miss > 0.0 else 0.0  # only ever used times a power of miss
         self.x: Array = np.array([*settings.model, 1.0])
         self.P: Array = np.diag(P0)
         self.Q: Array = np.diag(Q)
@@ -150,9 +148,7 @@ class CostTable:
 # --- choices ------------------------------------------------------------------------------------------
 
 
-def choose_batch(
-    survivals: Sequence[Array], ms: Curve, levels: Sequence[int], current_k: int, margin: float
-) -> int:
+def choose_batch(survivals: Sequence[Array], ms: Curve, levels: Sequence[int], current_k: int, margin: float) -> int:
     """One k for the batch: the level of most tokens per ms, but the current one unless the gain is worth it.
 
     `levels` ascend.

@@ -5,6 +5,13 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from vllm.config import VllmConfig
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import FinishReason
+from vllm.v1.request import RequestStatus
+
 from harness import (
     Accept,
     Clock,
@@ -14,12 +21,6 @@ from harness import (
     hashed_token,
     make_config,
 )
-from vllm.config import VllmConfig
-from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.engine import FinishReason
-from vllm.v1.request import RequestStatus
 
 SCHEDULE = [(1, 2, 4), (3, 4, 2), (5, 16, 0)]
 

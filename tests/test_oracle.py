@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 from numpy.typing import ArrayLike
+
 from oracle import (
     CODE,
     PROSE,

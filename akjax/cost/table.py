@@ -79,8 +79,9 @@ def parse_table(spec: str) -> CostTable:
 
 
 def _parse_point(entry: str) -> tuple[float, float]:
-    tokens, colon, ms = entry.partition(":")
+    tokens, _, ms = entry.partition(":")
     try:
-        return float(tokens), float(ms) if colon else math.nan
+        # Without a colon `ms` is empty, which is no number either.
+        return float(tokens), float(ms)
     except ValueError:
         raise ValueError(f"an entry must read tokens:ms, given {entry.strip()!r}") from None

@@ -3,12 +3,12 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracle
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jax.test_util import check_grads
 
+import oracle
 from akjax import RunningRates, survival
 
 DRAFT_LIMIT = 6

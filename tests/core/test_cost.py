@@ -5,13 +5,13 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracle
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jax.flatten_util import ravel_pytree
 from jax.test_util import check_grads
 
+import oracle
 from akjax import (
     AbstractCostModel,
     Constant,
@@ -114,7 +114,7 @@ def test_a_table_of_one_point_or_with_a_point_twice(spec: str, tokens: list[floa
         ("", "at least one"),
         ("2:40,", "given ''"),
         ("2:x", "'2:x'"),
-        ("2", "positive and finite"),
+        ("2", "given '2'"),
         ("0:5", "0:5"),
         ("2:-1", "2:-1"),
         ("2:inf", "2:inf"),

@@ -3,12 +3,12 @@
 import equinox as eqx
 import jax
 import numpy as np
-import oracle
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jaxtyping import Array, Float
 
+import oracle
 from akjax import (
     AbstractCostModel,
     Parameter,

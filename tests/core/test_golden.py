@@ -5,7 +5,6 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from recordings import COVARIANCE, assert_close, scenarios
 
 from akjax import (
     AbstractCostModel,
@@ -23,6 +22,7 @@ from akjax import (
     reference_cost,
     update,
 )
+from recordings import COVARIANCE, assert_close, scenarios
 
 # The recordings hold x as (base, per_expert, per_token, d); the form's own order puts the union before PerToken.
 RECORDED_ORDER = ["base", "per_expert", "per_token", "diversity"]

@@ -5,11 +5,11 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracle
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import oracle
 from akjax import (
     Constant,
     DiverseTokens,

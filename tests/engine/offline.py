@@ -17,10 +17,10 @@ os.environ.update(
     HF_HUB_OFFLINE="1",
 )
 
-from vllm import LLM, SamplingParams  # noqa: E402
-from vllm.v1.core.sched.output import SchedulerOutput  # noqa: E402
+from vllm import LLM, SamplingParams
+from vllm.v1.core.sched.output import SchedulerOutput
 
-from akjax.scheduler import AdaptiveKScheduler  # noqa: E402
+from akjax.scheduler import AdaptiveKScheduler
 
 PAIR = Path(__file__).parents[2] / "scripts" / "tiny_pair"
 DRAFT_LIMIT = 6

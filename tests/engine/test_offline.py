@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+
 from tiny_pair.prompts import PROMPTS
 
 pytestmark = pytest.mark.engine

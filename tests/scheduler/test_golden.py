@@ -4,13 +4,13 @@ from typing import Any
 
 import jax
 import pytest
-from recordings import assert_close, scenarios
 
 from akjax import CompiledController, Controller, RunningRates, reference_cost
 from akjax.scheduler.control_file import ControlFile
 from akjax.scheduler.modes import ModeTracker, Vocabulary
 from akjax.scheduler.pilot import Pilot, VerifiedDrafts
 from akjax.scheduler.reports import Reports
+from recordings import assert_close, scenarios
 
 MODE_NAMES = ["prose", "code", "tool"]
 
@@ -18,11 +18,7 @@ MODE_NAMES = ["prose", "code", "tool"]
 @pytest.mark.parametrize("scenario", scenarios("modes"))
 def test_modes_follow_the_recording(scenario: dict[str, Any]) -> None:
     markers = scenario["tool_open"], scenario["tool_close"]
-    pieces = {
-        token: piece
-        for token, piece in enumerate(scenario["pieces"])
-        if "`" in piece and token not in markers
-    }
+    pieces = {token: piece for token, piece in enumerate(scenario["pieces"]) if "`" in piece and token not in markers}
     tracker = ModeTracker(Vocabulary(pieces, *markers))
     for event in scenario["events"]:
         assert MODE_NAMES[tracker.scan("r", event["new"])] == event["mode"]
@@ -51,7 +47,8 @@ def pilot_of(scenario: dict[str, Any]) -> Pilot:
 
 
 @pytest.mark.parametrize(
-    "scenario", [scenario for mode in ("batch", "per_request", "gated", "code") for scenario in scenarios(f"serve_{mode}")]
+    "scenario",
+    [scenario for mode in ("batch", "per_request", "gated", "code") for scenario in scenarios(f"serve_{mode}")],
 )
 def test_whole_run_follows_the_recording(scenario: dict[str, Any]) -> None:
     pilot = pilot_of(scenario)

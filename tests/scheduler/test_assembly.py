@@ -1,0 +1,123 @@
+"""What serving starts with, from the settings and the served model."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import pytest
+from vllm.config import VllmConfig
+
+from akjax.cost import dense_cost, parse_table, reference_cost
+from akjax.scheduler.assembly import assemble, cost_model
+from akjax.scheduler.pilot import Pilot
+from akjax.scheduler.served_model import Routing
+from akjax.scheduler.settings import PREFIX, Settings, SettingsError, load_settings
+from harness import make_config
+
+TINY_TARGET = Path(__file__).parents[2] / "scripts/tiny_pair/target"
+
+
+@pytest.fixture(autouse=True)
+def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in Settings.model_fields:
+        monkeypatch.delenv(PREFIX + name.upper(), raising=False)
+
+
+def cost(routing: Routing | None, **section: Any) -> Any:
+    return cost_model(load_settings({"adaptive_k": section}), routing)
+
+
+def test_the_cost_starts_with_the_models_routing() -> None:
+    expected = reference_cost(27.0, 0.635, 0.542, experts=64, top_k=6)
+    assert eqx.tree_equal(cost(Routing(64, 6)), expected)
+
+
+def test_the_cost_starts_with_the_coefficients_set() -> None:
+    expected = reference_cost(10.0, 0.25, 0.5, experts=64, top_k=6)
+    assert eqx.tree_equal(cost(Routing(64, 6), model=[10.0, 0.25, 0.5]), expected)
+
+
+@pytest.mark.parametrize("routing", [None, Routing(128, 4)])
+def test_experts_and_top_k_that_are_set_go_before_the_models(routing: Routing | None) -> None:
+    expected = reference_cost(27.0, 0.635, 0.542, experts=64, top_k=6)
+    assert eqx.tree_equal(cost(routing, experts=64, top_k=6), expected)
+
+
+def test_one_of_experts_and_top_k_may_be_set_alone() -> None:
+    expected = reference_cost(27.0, 0.635, 0.542, experts=64, top_k=2)
+    assert eqx.tree_equal(cost(Routing(8, 2), experts=64), expected)
+    assert eqx.tree_equal(cost(Routing(64, 4), top_k=2), expected)
+
+
+@pytest.mark.parametrize(("given", "missing"), [("EXPERTS", "TOP_K"), ("TOP_K", "EXPERTS")])
+def test_one_of_experts_and_top_k_alone_needs_a_model_that_says_the_other(given: str, missing: str) -> None:
+    with pytest.raises(SettingsError, match=f"VLLM_ADAPTIVE_K_{given}=7: .*set VLLM_ADAPTIVE_K_{missing} too"):
+        cost(None, **{given.lower(): 7})
+
+
+def test_a_dense_model_has_no_experts_to_read() -> None:
+    assert eqx.tree_equal(cost(None), dense_cost(27.0, 0.542))
+
+
+@pytest.mark.parametrize("routing", [Routing(1, 1), Routing(8, 8), Routing(8, 9)])
+def test_a_model_whose_every_expert_works_counts_as_dense(routing: Routing) -> None:
+    assert eqx.tree_equal(cost(routing), dense_cost(27.0, 0.542))
+
+
+def test_every_expert_by_the_settings_counts_as_dense() -> None:
+    assert eqx.tree_equal(cost(Routing(64, 6), experts=8, top_k=8), dense_cost(27.0, 0.542))
+
+
+@pytest.mark.parametrize("routing", [None, Routing(64, 6)])
+def test_without_learning_the_table_is_used(routing: Routing | None) -> None:
+    assert eqx.tree_equal(cost(routing, online=False), parse_table("2:47,4:53,8:65"))
+    assert eqx.tree_equal(cost(routing, online=0, cost_ms="8:30,1:20"), parse_table("1:20,8:30"))
+
+
+def assembled(
+    config: VllmConfig, lookup: Sequence[int] | None = None, lines: list[str] | None = None, **section: Any
+) -> Pilot:
+    config.additional_config = {"adaptive_k": section}
+    return assemble(config, lookup, ([] if lines is None else lines).append)
+
+
+def test_an_engine_without_speculation_is_refused() -> None:
+    with pytest.raises(ValueError, match="--speculative-config"):
+        assembled(make_config(num_speculative_tokens=None))
+
+
+def test_a_bad_setting_stops_the_engine_before_it_serves() -> None:
+    with pytest.raises(ValueError, match=r"'alpha'\]=2"):
+        assembled(make_config(), alpha=2)
+
+
+def test_the_first_line_says_what_may_be_chosen_and_from_which_costs() -> None:
+    lines: list[str] = []
+    config = make_config(schedule=[(1, 1, 4), (2, 2, 1)], max_num_seqs=1)
+    assembled(config, [0, 4, 1], lines, code_mode=0, model=[10, 0.25, 0.5])
+    (line,) = lines
+    assert "1, 4 (K=4)" in line
+    assert "base 10 ms, per_expert 0.25 ms/expert, diversity 1, per_token 0.5 ms/token" in line
+
+
+def test_an_engine_with_a_fixed_table_starts() -> None:
+    pilot = assembled(make_config(max_num_seqs=1), code_mode=0, online=False)
+    model = pilot.controller.settle().belief.model
+    assert eqx.tree_equal(model, parse_table("2:47,4:53,8:65"), typematch=False)
+
+
+def test_an_engine_without_a_tokenizer_starts_without_code_mode() -> None:
+    lines: list[str] = []
+    assert assembled(make_config(max_num_seqs=1), None, lines).modes is None
+    assert any("no tokenizer" in line for line in lines)
+
+
+def test_the_served_tokenizer_tells_code_from_prose(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    config = make_config(max_num_seqs=1)
+    config.model_config.tokenizer = str(TINY_TARGET)
+    config.model_config.skip_tokenizer_init = False
+    modes = assembled(config).modes
+    assert modes is not None
+    assert [modes.scan("r", tokens) for tokens in (b"a `", b"``\n", [258], [259], b"```")] == [0, 1, 2, 1, 0]

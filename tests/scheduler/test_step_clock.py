@@ -1,0 +1,57 @@
+"""Which gaps between outputs are the time of a step."""
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from akjax.scheduler.step_clock import StepClock, only_decodes
+
+
+def test_the_first_output_has_no_gap() -> None:
+    assert StepClock().gap_ms(0.0) is None
+
+
+def test_a_gap_is_from_one_output_to_the_next() -> None:
+    clock = StepClock()
+    clock.gap_ms(0.0)
+    assert clock.gap_ms(0.05) == pytest.approx(50.0)
+    assert clock.gap_ms(0.05) == 0.0
+    assert clock.gap_ms(60.05) == pytest.approx(60_000.0)
+
+
+@given(st.lists(st.floats(0.0, 1e3), min_size=1))
+def test_gaps_add_up_to_the_whole_time(gaps: list[float]) -> None:
+    clock = StepClock()
+    now = 5.0
+    assert clock.gap_ms(now) is None
+    total = 0.0
+    for gap in gaps:
+        now += gap
+        measured = clock.gap_ms(now)
+        assert measured is not None
+        total += measured
+    assert total == pytest.approx((now - 5.0) * 1e3, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("scheduled", "drafts", "expected"),
+    [
+        ({}, {}, False),
+        ({"a": 1}, {}, True),
+        ({"a": 1, "b": 1}, {}, True),
+        ({"a": 4}, {"a": [7, 8, 9]}, True),
+        ({"a": 4, "b": 1}, {"a": [7, 8, 9]}, True),
+        ({"a": 2}, {"a": [7, 8, 9]}, True),
+        ({"a": 2}, {}, False),
+        ({"a": 5}, {"a": [7, 8, 9]}, False),
+        ({"a": 4, "b": 100}, {"a": [7, 8, 9]}, False),
+        ({"b": 100, "a": 4}, {"a": [7, 8, 9]}, False),
+        ({"a": 4, "b": 4}, {"a": [7, 8, 9]}, False),
+        ({"a": 2}, {"a": []}, False),
+        ({"a": 1}, {"a": [-1], "gone": [-1] * 5}, True),
+    ],
+)
+def test_only_decodes(scheduled: Mapping[str, int], drafts: Mapping[str, Sequence[int]], expected: bool) -> None:
+    assert only_decodes(scheduled, drafts) is expected
