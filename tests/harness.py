@@ -67,6 +67,7 @@ def make_config(
     model_overrides: Mapping[str, Any] | None = None,
     additional_config: Mapping[str, Any] | None = None,
     enable_prefix_caching: bool = False,
+    tokenizer: str | None = None,
     **engine_args: Any,
 ) -> VllmConfig:
     """A config as vLLM itself makes it, for a tiny Qwen3 model that exists only as a config.json.
@@ -83,6 +84,7 @@ def make_config(
         num_experts_per_tok: experts that each token visits.
         model_overrides: any other fields of the model's config.json.
         additional_config: handed to `VllmConfig.additional_config`.
+        tokenizer: a folder with one, for schedulers that look at it.
         engine_args: any other arguments of `EngineArgs`.
     """
     with TemporaryDirectory() as folder:
@@ -96,7 +98,8 @@ def make_config(
                 speculation["num_speculative_tokens_per_batch_size"] = [list(entry) for entry in schedule]
         config = EngineArgs(
             model=target,
-            skip_tokenizer_init=True,
+            tokenizer=tokenizer,
+            skip_tokenizer_init=tokenizer is None,
             enforce_eager=True,
             speculative_config=speculation,
             max_num_seqs=max_num_seqs,

@@ -1,0 +1,248 @@
+"""The scheduler in vLLM's own loop: what it plans is what runs, serving is untouched, and faults stay its own."""
+
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from akjax.scheduler import AdaptiveKScheduler
+from akjax.scheduler.settings import PREFIX, Settings
+from harness import Clock, FakeEngine, Turn, bernoulli, make_config
+
+DRAFT_LIMIT = 5
+SCHEDULE = [(1, 2, 5), (3, 4, 3), (5, 8, 1)]
+MODES: dict[str, dict[str, Any]] = {
+    "batch": {"code_mode": 0},
+    "per request": {"code_mode": 0, "per_request": True},
+}
+
+Build = Callable[..., FakeEngine]
+
+
+@pytest.fixture(params=[True, False], ids=["async", "sync"])
+def asynchronous(request: pytest.FixtureRequest) -> bool:
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def _vllms_log_reaches_caplog(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    for name in Settings.model_fields:
+        monkeypatch.delenv(PREFIX + name.upper(), raising=False)
+
+
+@pytest.fixture
+def build(monkeypatch: pytest.MonkeyPatch) -> Build:
+    def build(
+        asynchronous: bool, settings: dict[str, Any], config: dict[str, Any] | None = None, **engine: Any
+    ) -> FakeEngine:
+        clock = Clock(100.0)
+        monkeypatch.setattr("akjax.scheduler.adaptive_k.monotonic", clock)
+        vllm_config = make_config(
+            num_speculative_tokens=DRAFT_LIMIT,
+            schedule=SCHEDULE,
+            async_scheduling=asynchronous,
+            max_num_seqs=8,
+            additional_config={"adaptive_k": settings},
+            **(config or {}),
+        )
+        engine = {"step_ms": step_ms, **engine}
+        return FakeEngine(AdaptiveKScheduler, vllm_config, clock=clock, **engine)
+
+    return build
+
+
+def step_ms(step: Any) -> float:
+    return 20.0 + 0.8 * step.total_num_scheduled_tokens
+
+
+def scheduler_of(engine: FakeEngine) -> AdaptiveKScheduler:
+    assert isinstance(engine.scheduler, AdaptiveKScheduler)
+    return engine.scheduler
+
+
+def drafts_of(turn: Turn) -> dict[str, int]:
+    if turn.scheduled is None:
+        return {}
+    return {request: len(drafts) for request, drafts in turn.scheduled.scheduled_spec_decode_tokens.items()}
+
+
+def turns_with_plans(engine: FakeEngine) -> Iterator[tuple[Turn, Any]]:
+    """Every turn, with the plan that stood before it."""
+    while engine.has_work:
+        plan = scheduler_of(engine).plan
+        yield engine.step(), plan
+
+
+@pytest.mark.parametrize("settings", MODES.values(), ids=MODES.keys())
+def test_the_drafts_of_a_step_are_those_planned_in_the_one_before(
+    build: Build, asynchronous: bool, settings: dict[str, Any]
+) -> None:
+    engine = build(asynchronous, settings, accept=bernoulli((0.9, 0.6, 0.5, 0.3, 0.2)))
+    for number in range(6):
+        engine.add(10 + number, 80)
+    seen = set()
+    for turn, plan in turns_with_plans(engine):
+        for request, drafts in drafts_of(turn).items():
+            assert drafts == plan.each.get(request, plan.draft_length)
+            seen.add(drafts)
+    engine.check()
+    assert len(seen) > 1, "k never changed, so that nothing was shown"
+
+
+def test_requests_get_lengths_of_their_own(build: Build, asynchronous: bool) -> None:
+    def accept(request: str, drafts: int, rng: Random) -> int:
+        return drafts if request == "good" else 0
+
+    engine = build(asynchronous, {"code_mode": 0, "per_request": True}, accept=accept)
+    engine.add(10, 200, request_id="good")
+    engine.add(10, 100, request_id="bad")
+    last = [drafts for turn in engine.run(30) if len(drafts := drafts_of(turn)) == 2][-1]
+    assert last == {"good": DRAFT_LIMIT, "bad": 1}
+
+
+def test_a_drafter_that_gives_fewer_is_taught_by_those_it_gave(build: Build) -> None:
+    engine = build(
+        False,
+        {"code_mode": 0},
+        accept=lambda request, drafts, rng: drafts,
+        drafts_given=lambda request, asked: min(asked, 2),
+    )
+    engine.add(10, 60)
+    engine.drain()
+    engine.check()
+    pool = scheduler_of(engine).pilot.controller.settle().pools[0]  # pyright: ignore[reportOptionalMemberAccess]
+    assert all(pool[:2] > 0.9)
+    assert pool[2] > 0.8, "untested positions drift towards the last tested one"
+    assert pool[2] < pool[1]
+
+
+def test_the_cost_model_learns_what_steps_cost(build: Build, asynchronous: bool) -> None:
+    engine = build(asynchronous, {"code_mode": 0})
+    for number in range(40):
+        engine.add(10, 40 + number)
+    engine.drain()
+    state = scheduler_of(engine).pilot.controller.settle()  # pyright: ignore[reportOptionalMemberAccess]
+    assert int(state.taught) > 50
+    assert float(state.error) < 0.03
+
+
+@pytest.mark.parametrize("settings", MODES.values(), ids=MODES.keys())
+def test_a_forced_k_is_what_every_step_verifies(
+    build: Build, asynchronous: bool, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    control = tmp_path / "control"
+    engine = build(asynchronous, {**settings, "control": str(control)})
+    for _ in range(4):
+        engine.add(10, 1000)
+    for content, expected in (("force 2", 2), ("force 4", 4), ("force 99", 5), ("force 0", 1)):
+        control.write_text(content)
+        engine.run(2)
+        verified = {drafts for turn in engine.run(6) for drafts in drafts_of(turn).values()}
+        assert verified == {expected}
+    for content in (b"force x", b"force -3", b"\x00\xff\xfe", b""):
+        control.write_bytes(content)
+        engine.run(6)
+    control.unlink()
+    engine.run(6)
+    assert scheduler_of(engine).pilot is not None
+
+
+@pytest.mark.parametrize("settings", [*MODES.values(), {"code_mode": 1}], ids=[*MODES.keys(), "code mode 1"])
+@pytest.mark.parametrize("seed", range(2))
+def test_nothing_is_lost_whatever_happens_to_requests(
+    build: Build, asynchronous: bool, settings: dict[str, Any], seed: int
+) -> None:
+    """Joining, finishing, aborts, preemption by a small cache and chunked prefill, at random."""
+    rng = Random(seed)
+    tiny = Path(__file__).parents[2] / "scripts/tiny_pair/target"
+    config: dict[str, Any] = {"max_num_batched_tokens": 64, "max_model_len": 512}
+    if settings["code_mode"] == 1:
+        config["tokenizer"] = str(tiny)
+    engine = build(asynchronous, settings, config, num_blocks=40, seed=seed)
+    waiting = 60
+    while waiting or engine.has_work:
+        if waiting and rng.random() < 0.3:
+            engine.add(rng.randint(1, 120), rng.randint(1, 100))
+            waiting -= 1
+        if engine.has_work:
+            engine.step()
+        if engine.requests and rng.random() < 0.02:
+            engine.abort(rng.choice(list(engine.scheduler.requests) or list(engine.requests)), late=rng.random() < 0.5)
+    engine.check()
+    pilot = scheduler_of(engine).pilot
+    assert pilot is not None, "a fault of ours"
+    pilot.controller.settle()
+    assert not pilot.controller._slots, "state of requests that are gone"
+    assert any(request.num_preemptions for request in engine.requests.values()), "no request was preempted"
+
+
+def test_a_fault_of_ours_is_logged_once_and_serving_goes_on_as_scheduled(
+    build: Build, asynchronous: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = build(asynchronous, {"code_mode": 0})
+    for _ in range(4):
+        engine.add(10, 200)
+    engine.run(10)
+    pilot = scheduler_of(engine).pilot
+    assert pilot is not None
+
+    def broken(*args: Any, **kwargs: Any) -> None:
+        raise ZeroDivisionError("injected")
+
+    monkeypatch.setattr(pilot.controller, "decide", broken)
+    engine.run(2)
+    assert scheduler_of(engine).pilot is None
+    verified = {drafts for turn in engine.run(20) for drafts in drafts_of(turn).values()}
+    assert verified == {3}, "the static schedule's k for four requests"
+    engine.drain()
+    engine.check()
+    faults = [record for record in caplog.records if "fault of its own" in record.message]
+    assert len(faults) == 1
+    assert faults[0].exc_info is not None
+    assert faults[0].name == "vllm.akjax"
+
+
+def test_the_log_says_what_k_is_chosen_from_and_what_was_learned(
+    build: Build, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "vllm.akjax"):
+        engine = build(True, {"code_mode": 0}, accept=lambda request, drafts, rng: 0)
+        engine.add(10, 100)
+        engine.drain()
+        engine.scheduler.shutdown()
+    assert "chooses k from 1, 3, 5 (K=5); cost model: base 27 ms" in caplog.text
+    assert "k 5 -> 1 (steps at each k: " in caplog.text
+    assert "steps taught, mean error" in caplog.records[-1].message
+
+
+def test_without_speculation_it_says_what_to_do() -> None:
+    with pytest.raises(ValueError, match="--speculative-config"):
+        FakeEngine(AdaptiveKScheduler, make_config(num_speculative_tokens=None))
+
+
+@pytest.mark.parametrize(
+    ("config", "complaint"),
+    [
+        ({"schedule": [(1, 8, 7)]}, "num_speculative_tokens_per_batch_size: 7 drafts .* num_speculative_tokens is 5"),
+        ({"additional_config": {"adaptive_k": {"alpha": 2}}}, r"additional_config\['adaptive_k'\]\['alpha'\]=2"),
+    ],
+)
+def test_a_schedule_or_setting_that_cannot_be_used_stops_the_engine_at_its_start(
+    config: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        FakeEngine(AdaptiveKScheduler, make_config(**{"num_speculative_tokens": 5, "schedule": SCHEDULE, **config}))
+
+
+@pytest.mark.parametrize("name_and_value", [("MODEL", "1,2"), ("CODE_MODE", "yes"), ("COST_MS", "")])
+def test_a_variable_that_cannot_be_used_stops_the_engine_at_its_start(
+    monkeypatch: pytest.MonkeyPatch, name_and_value: tuple[str, str]
+) -> None:
+    name, value = name_and_value
+    monkeypatch.setenv(PREFIX + name, value)
+    with pytest.raises(ValueError, match=f"{PREFIX}{name}='{value}'"):
+        FakeEngine(AdaptiveKScheduler, make_config(num_speculative_tokens=5, schedule=SCHEDULE))

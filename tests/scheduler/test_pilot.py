@@ -1,0 +1,150 @@
+"""Whole random runs against the oracle, and what a control file does to them."""
+
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+
+import oracle
+from akjax import CompiledController, Controller, reference_cost
+from akjax.scheduler.control_file import ControlFile
+from akjax.scheduler.modes import ModeTracker, Vocabulary
+from akjax.scheduler.pilot import Pilot, VerifiedDrafts
+from akjax.scheduler.reports import Reports
+
+DRAFT_LIMIT, LEVELS, MAX_REQUESTS = 5, (1, 2, 3, 5), 6
+BACKTICKS = {0: "```", 3: "`", 4: "``\n"}
+TOOL_OPEN, TOOL_CLOSE = 1, 2
+RULES = {"batch": ("0", False), "per request": ("0", True), "gated": ("gated", False), "code": ("1", False)}
+
+
+def make(code_mode: Any, per_request: bool, control: Path | None = None) -> Pilot:
+    controller = Controller(
+        draft_limit=DRAFT_LIMIT, levels=LEVELS, margin=0.03, per_request=per_request, code_mode=code_mode
+    )
+    cost = reference_cost(27.0, 0.635, 0.542, experts=64, top_k=6)
+    modes = None if code_mode == "0" else ModeTracker(Vocabulary(BACKTICKS, TOOL_OPEN, TOOL_CLOSE))
+    compiled = CompiledController(controller, cost, MAX_REQUESTS)
+    return Pilot(compiled, ControlFile(control, DRAFT_LIMIT), modes, Reports(lambda _: None))
+
+
+class Run:
+    """A random serving run, told to the pilot and to the oracle alike, until `hook` has seen every step."""
+
+    def __init__(self, pilot: Pilot, expected: oracle.Serve, seed: int) -> None:
+        self.pilot, self.expected = pilot, expected
+        self.rng = Random(seed)
+        self.now = 0.0
+        self.outputs: dict[str, list[int]] = {}
+        self.told_finished: list[str] = []
+        self.births = 0
+
+    def step(self) -> None:
+        rng = self.rng
+        while len(self.outputs) < MAX_REQUESTS and rng.random() < 0.3:
+            # Ids are used again, by requests that start afresh.
+            self.births += 1
+            self.outputs.setdefault(f"r{self.births % 9}", [])
+        present = [request for request in self.outputs if rng.random() < 0.9]
+        rng.shuffle(present)
+        drafted = {r: rng.randint(1, DRAFT_LIMIT) for r in present if self.outputs[r] and rng.random() < 0.9}
+        scheduled = {r: 1 + drafted.get(r, 0) + (rng.random() < 0.1) * rng.randint(1, 50) for r in present}
+        step = oracle.Step(scheduled=scheduled, drafted=drafted)
+
+        plan = self.pilot.scheduled({r: self.outputs[r] for r in scheduled}, self.told_finished, self.now)
+        k, each = self.expected.scheduled(step)
+        self.told_finished = []
+        assert plan.draft_length == (k if each is None else max(each.values(), default=k))
+        if each is not None:
+            assert {r: plan.each.get(r, plan.draft_length) for r in scheduled} == each
+
+        aborted = [r for r in present if rng.random() < 0.02]
+        for request in aborted:
+            self.end(request)
+            self.expected.drop(request)
+        ms = rng.uniform(10, 120)
+        self.now += ms * 1e-3
+        accepted = {r: rng.randint(0, d) for r, d in drafted.items() if r not in aborted}
+        new = {r: [rng.randrange(10) for _ in range(1 + accepted.get(r, 0))] for r in present if r not in aborted}
+        finished = [r for r in new if rng.random() < 0.05]
+        self.pilot.output(
+            scheduled,
+            {r: [-1] * drafts for r, drafts in drafted.items()},
+            [VerifiedDrafts(r, drafted[r], a) for r, a in accepted.items()],
+            self.now,
+        )
+        self.expected.output(step, ms, oracle.Output(accepted=accepted, new=new, finished=finished))
+        for request, tokens in new.items():
+            self.outputs[request] += tokens
+        for request in finished:
+            self.end(request)
+
+    def end(self, request: str) -> None:
+        del self.outputs[request]
+        self.told_finished.append(request)
+
+    def check(self) -> None:
+        state = self.pilot.controller.settle()
+        x = {p.name: float(v) for p, v in zip(*self.parameters(), strict=True)}
+        np.testing.assert_allclose(
+            [x["base"], x["per_expert"], x["per_token"], x["diversity"]], self.expected.cost.x, rtol=1e-8
+        )
+        assert int(state.taught) == self.expected.cost.n
+        np.testing.assert_allclose(state.pools[0], self.expected.usual.g, rtol=1e-9)
+        for request in self.outputs:
+            if self.pilot.controller.knows(request):
+                np.testing.assert_allclose(
+                    self.pilot.controller.rates(request)[0], self.expected.usual.of(request), rtol=1e-9, atol=1e-15
+                )
+
+    def parameters(self) -> tuple[Any, Any]:
+        import jax
+
+        model = self.pilot.controller.settle().belief.model
+        return model.parameters(), jax.tree.leaves(model)
+
+
+def expected_run(code_mode: str, per_request: bool) -> oracle.Serve:
+    return oracle.Serve(
+        oracle.Settings(experts=64, topk=6, code_mode=code_mode, per_request=per_request),
+        DRAFT_LIMIT,
+        LEVELS,
+        oracle.Modes(BACKTICKS, TOOL_OPEN, TOOL_CLOSE),
+    )
+
+
+@pytest.fixture(params=RULES, scope="module")
+def rules(request: pytest.FixtureRequest) -> Callable[[], tuple[Pilot, oracle.Serve]]:
+    code_mode, per_request = RULES[request.param]
+    return lambda: (make(code_mode, per_request), expected_run(code_mode, per_request))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_any_run_follows_the_oracle(rules: Callable[[], tuple[Pilot, oracle.Serve]], seed: int) -> None:
+    run = Run(*rules(), seed)
+    for number in range(400):
+        run.step()
+        if number % 20 == 0:
+            run.check()
+    run.check()
+    assert run.expected.cost.n > 50
+
+
+def test_a_forced_k_holds_while_the_file_says_so_and_learning_goes_on(tmp_path: Path) -> None:
+    control = tmp_path / "control"
+    for per_request in (False, True):
+        pilot = make("0", per_request, control)
+        for content, expected in ((b"force 3", 3), (b"force 99\n", 5), (b"force 0", 1), (b"\xff\x00", None)):
+            control.write_bytes(content)
+            pilot.output({"a": 4, "b": 4}, {"a": [-1] * 3, "b": [-1] * 3}, [VerifiedDrafts("a", 3, 3)], now=0.0)
+            plan = pilot.scheduled({"a": [], "b": []}, [], now=0.0)
+            if expected is not None:
+                assert plan == (expected, {})
+        control.unlink()
+        plan = pilot.scheduled({"a": [], "b": []}, [], now=0.0)
+        assert plan.draft_length in LEVELS
+        # Four full acceptances of three drafts: 0.8 moved four times by 0.05 towards 1.
+        np.testing.assert_allclose(pilot.controller.settle().pools[0][:3], 1 - 0.2 * 0.95**4, rtol=1e-12)
