@@ -6,7 +6,6 @@ file, in the same engine, beside adapting.
 
 import itertools
 import os
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -21,9 +20,6 @@ os.environ.update(
     VLLM_LOGGING_LEVEL="ERROR",
 )
 
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
 from vllm import LLM, SamplingParams
 
 from akjax.scheduler.reports import describe_cost
@@ -31,16 +27,17 @@ from tiny_pair.prompts import PROMPTS
 
 PAIR = Path(__file__).parent / "tiny_pair"
 CONCURRENCIES = (1, 4, 16)
-DRAFT_LIMIT = 6
-# Every k from 1 to 6 is in the schedule, so that every one may be chosen.
-SCHEDULE = [[1, 1, 6], [2, 2, 5], [3, 4, 4], [5, 6, 3], [7, 8, 2], [9, 16, 1]]
+# The lengths of the schedule are those that may be chosen, whatever the batch.
+SCHEDULE = [[1, 1, 10], [2, 2, 8], [3, 4, 6], [5, 8, 4], [9, 12, 2], [13, 16, 1]]
+LEVELS = sorted(k for _, _, k in SCHEDULE)
 # Where learning starts: a quick CPU core. The default start is a model a hundred thousand times as large, whose
 # steps are so far from these that the gate would let none of them teach.
 START = "3.0,0.05,0.05"
 
 MAX_TOKENS = 160
+WARM_UP_SECONDS = 0.5
 ADAPT_SECONDS = 4.0
-COMPARE_SECONDS = 1.5
+COMPARE_SECONDS = 1.0
 ROUNDS = 2
 SLICES = 40
 
@@ -70,10 +67,10 @@ class Served:
         return sum(k for _, k in self.k) / len(self.k)
 
     def picture(self) -> str:
-        """The k of most steps in each slice of time, a digit each."""
+        """The k of most steps in each slice of time, a hexadecimal digit each."""
         width = self.seconds / SLICES
         slices = itertools.groupby(self.k, key=lambda step: int(step[0] / width))
-        return "".join(str(max(ks, key=ks.count)) for ks in ([k for _, k in steps] for _, steps in slices))
+        return "".join(f"{max(ks, key=ks.count):X}" for ks in ([k for _, k in steps] for _, steps in slices))
 
 
 class Engine:
@@ -89,11 +86,12 @@ class Engine:
             dtype="float32",
             enforce_eager=True,
             max_model_len=1024,
+            use_tqdm_on_load=False,
             max_num_seqs=max(CONCURRENCIES),
             speculative_config={
                 "method": "draft_model",
                 "model": str(PAIR / "draft"),
-                "num_speculative_tokens": DRAFT_LIMIT,
+                "num_speculative_tokens": LEVELS[-1],
                 "num_speculative_tokens_per_batch_size": SCHEDULE,
             },
             scheduler_cls="akjax.scheduler.AdaptiveKScheduler",
@@ -138,50 +136,63 @@ def cells() -> Iterator[tuple[str, int]]:
     return itertools.product(PROMPTS, CONCURRENCIES)
 
 
-def show_adapting(console: Console, engine: Engine) -> None:
+def warm_up(engine: Engine) -> None:
+    """A moment at every k and concurrency, so that the cost model has seen each; by itself it sees what it chooses."""
+    for kind, concurrency, k in itertools.product(list(PROMPTS)[:1], CONCURRENCIES, LEVELS):
+        engine.serve(kind, concurrency, WARM_UP_SECONDS, k)
+
+
+def show_adapting(engine: Engine) -> None:
     """Prints k against time for every cell as it is served, and what was learned."""
-    console.rule("Adapting: k against time (a digit is the k of a slice of time)")
+    heading(f"Adapting, {ADAPT_SECONDS:.0f} s each: k against time (a digit is the k of a slice of time; A is 10)")
     for kind, concurrency in cells():
         served = engine.serve(kind, concurrency, ADAPT_SECONDS)
-        console.print(
-            f"{kind:>5} x{concurrency:<2}  mean k {served.mean_k:.1f}  {served.rate:5.0f} tok/s  {served.picture()}",
-            highlight=False,
-        )
-        console.print(f"           [dim]{engine.learned()}[/dim]", highlight=False)
+        say(f"{kind:>5} x{concurrency:<2}  mean k {served.mean_k:4.1f}  {served.rate:6.0f} tok/s  {served.picture()}")
+        say(f"           {engine.learned()}")
 
 
-def show_comparison(console: Console, engine: Engine) -> None:
-    """Prints tok/s of every forced k beside adapting; the arms take turns, so that drift of the machine is shared."""
-    console.rule("tok/s of each forced k, and adapting, in the same engine")
-    arms: list[int | None] = [*range(1, DRAFT_LIMIT + 1), None]
-    sums: dict[tuple[str, int, int | None], list[float]] = {}
-    turns = [(cell, arm) for _ in range(ROUNDS) for cell in cells() for arm in arms]
-    for (kind, concurrency), arm in track(turns, "measuring", console=console):
-        rate = engine.serve(kind, concurrency, COMPARE_SECONDS, arm).rate
-        sums.setdefault((kind, concurrency, arm), []).append(rate)
-    table = Table("kind", "requests", *(f"k={k}" for k in arms[:-1]), "adaptive", "of the best fixed k")
+def show_comparison(engine: Engine) -> None:
+    """Prints tok/s of every forced k beside adapting. The arms take turns, so that the machine's drift is shared."""
+    heading("tok/s of each forced k, and adapting, in the same engine")
+    arms: list[int | None] = [*LEVELS, None]
+    say("kind  requests" + "".join(f"{f'k={k}':>8}" for k in LEVELS) + "  adaptive  of the best fixed k")
     for kind, concurrency in cells():
-        *fixed, adaptive = (sum(sums[kind, concurrency, arm]) / ROUNDS for arm in arms)
-        best = max(fixed)
-        shown = [f"[bold]{rate:.0f}[/bold]" if rate == best else f"{rate:.0f}" for rate in fixed]
-        table.add_row(kind, str(concurrency), *shown, f"{adaptive:.0f}", f"{adaptive / best:.2f}")
-    console.print(table)
+        sums = [0.0] * len(arms)
+        for _ in range(ROUNDS):
+            for number, arm in enumerate(arms):
+                sums[number] += engine.serve(kind, concurrency, COMPARE_SECONDS, arm).rate
+        *fixed, adaptive = (total / ROUNDS for total in sums)
+        say(
+            f"{kind:<5} {concurrency:8d}"
+            + "".join(f"{rate:8.0f}" for rate in fixed)
+            + f"  {adaptive:8.0f}  {adaptive / max(fixed):.2f}"
+        )
 
 
-def main() -> int:
-    """Runs the demo; returns the process's exit code."""
-    console = Console(width=None if sys.stdout.isatty() else 140)
+def heading(text: str) -> None:
+    """A line that begins a part."""
+    say(f"\n{text}")
+
+
+def say(text: str) -> None:
+    """A line, at once."""
+    print(text, flush=True)
+
+
+def main() -> None:
+    """Runs the demo."""
     started = time.perf_counter()
-    console.print("Starting vLLM with a 2.6 M parameter Mixture-of-Experts model and its draft model ...")
+    say("Starting vLLM with a Mixture-of-Experts model of 2.6 M parameters and its draft model ...")
     with TemporaryDirectory() as folder:
         engine = Engine(Path(folder) / "control")
-        console.print(f"ready after {time.perf_counter() - started:.0f} s")
-        show_adapting(console, engine)
-        show_comparison(console, engine)
-        console.print(engine.learned(), highlight=False)
-    console.print(f"done after {time.perf_counter() - started:.0f} s")
-    return 0
+        say(f"ready after {time.perf_counter() - started:.0f} s; a moment at every k, for the cost model ...")
+        warm_up(engine)
+        say(engine.learned())
+        show_adapting(engine)
+        show_comparison(engine)
+        say(f"\n{engine.learned()}")
+    say(f"done after {time.perf_counter() - started:.0f} s")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -23,8 +23,8 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from akjax.scheduler import AdaptiveKScheduler
 
 PAIR = Path(__file__).parents[2] / "scripts" / "tiny_pair"
-DRAFT_LIMIT = 6
-SCHEDULE = [[1, 2, 6], [3, 4, 4], [5, 8, 2], [9, 16, 1]]
+DRAFT_LIMIT = 10
+SCHEDULE = [[1, 2, 10], [3, 4, 6], [5, 8, 3], [9, 16, 1]]
 
 drafts_by_step: list[dict[str, int]] = []
 

@@ -68,6 +68,8 @@ def server(tmp_path: Path) -> Iterator[Server]:
         *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
         *("--model", str(PAIR / "target"), "--served-model-name", "tiny", "--dtype", "float32"),
         *("--host", "127.0.0.1", "--port", str(port)),
+        # Without it vLLM kills its engine, which then can say no more.
+        *("--shutdown-timeout", "10"),
         *("--enforce-eager", "--max-model-len", "512", "--max-num-seqs", "4"),
         *("--speculative-config", json.dumps(SPECULATION)),
         *("--scheduler-cls", "akjax.scheduler.AdaptiveKScheduler"),
