@@ -1,8 +1,5 @@
 """The oracle against the recorded runs, and against cases worked by hand that no recording holds."""
 
-import json
-import os
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,17 +23,9 @@ from oracle import (
     choose_batch,
     choose_per_request,
 )
+from recordings import scenarios
 
-GOLDEN = Path(os.environ.get("AKJAX_GOLDEN") or Path(__file__).parent / "golden")
 SERVE = ("serve_batch", "serve_per_request", "serve_gated", "serve_code")
-KINDS = ("acceptance", "cost_filter", "cost_table", "choose_batch", "choose_per_request", "modes", *SERVE)
-
-
-def scenarios(kind: str) -> list[Any]:
-    path = GOLDEN / f"{kind}.jsonl"
-    if not path.exists():
-        return []
-    return [pytest.param(json.loads(line), id=f"{kind}-{i}") for i, line in enumerate(path.open())]
 
 
 def golden(*kinds: str) -> pytest.MarkDecorator:
@@ -58,11 +47,6 @@ def fitted(scenario: dict[str, Any]) -> CostFilter:
 
 
 # --- the recordings -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_recording_is_there(kind: str) -> None:
-    assert scenarios(kind)
 
 
 @golden("acceptance")
