@@ -31,7 +31,7 @@ class AdaptiveKScheduler(AsyncScheduler):
     its static schedule.
 
     Attributes:
-        pilot: what observes and decides; None after a fault.
+        pilot: what observes and decides; None where k must stay as configured, and after a fault.
         plan: of the step last scheduled; None before the first, and after a fault.
     """
 

@@ -21,8 +21,8 @@ from .settings import PREFIX, Settings, SettingsError, load_settings
 from .vocabulary import vocabulary_of
 
 
-def assemble(vllm_config: VllmConfig, lookup: Sequence[int] | None, log: Callable[[str], object]) -> Pilot:
-    """The pilot of an engine, compiled and ready.
+def assemble(vllm_config: VllmConfig, lookup: Sequence[int] | None, log: Callable[[str], object]) -> Pilot | None:
+    """The pilot of an engine, compiled and ready; None if the engine has to run without one.
 
     Args:
         vllm_config: of the engine.
@@ -39,6 +39,10 @@ def assemble(vllm_config: VllmConfig, lookup: Sequence[int] | None, log: Callabl
             " or serve without --scheduler-cls"
         )
     settings = load_settings(vllm_config.additional_config)
+    if vllm_config.parallel_config.data_parallel_size > 1:
+        # Ranks that draft different numbers of tokens wait for each other for ever.
+        log("data-parallel ranks must all draft alike, so k stays as it is configured")
+        return None
     draft_limit = speculation.num_speculative_tokens
     levels = levels_of_schedule(lookup, speculation.num_speculative_tokens_per_batch_size, draft_limit)
     cost = cost_model(settings, routing_of(vllm_config.model_config.hf_config))

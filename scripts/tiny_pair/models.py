@@ -15,15 +15,26 @@ DRAFT_DIR = HERE / "draft"
 INITIALIZER_RANGE = 0.08
 
 
+# What both models share.
+COMMON = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 128,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 2048,
+    "initializer_range": INITIALIZER_RANGE,
+    "tie_word_embeddings": True,
+    "bos_token_id": None,
+    "eos_token_id": EOS_ID,
+    "pad_token_id": PAD_ID,
+}
+
+
 def build_target() -> Qwen3MoeForCausalLM:
     """Build the untrained target: four layers, each with twelve experts of which a token visits two."""
     config = Qwen3MoeConfig(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=128,
         num_hidden_layers=4,
         num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
         intermediate_size=256,
         moe_intermediate_size=128,
         num_experts=12,
@@ -31,13 +42,8 @@ def build_target() -> Qwen3MoeForCausalLM:
         norm_topk_prob=True,
         decoder_sparse_step=1,
         router_aux_loss_coef=0.01,
-        max_position_embeddings=2048,
-        initializer_range=INITIALIZER_RANGE,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=EOS_ID,
-        pad_token_id=PAD_ID,
         architectures=["Qwen3MoeForCausalLM"],
+        **COMMON,
     )
     return Qwen3MoeForCausalLM(config)
 
@@ -45,20 +51,11 @@ def build_target() -> Qwen3MoeForCausalLM:
 def build_draft() -> Qwen3ForCausalLM:
     """Build the untrained draft: one dense layer with many heads, which is what counting n-grams needs."""
     config = Qwen3Config(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=128,
         num_hidden_layers=1,
         num_attention_heads=8,
-        num_key_value_heads=2,
-        head_dim=32,
         intermediate_size=512,
-        max_position_embeddings=2048,
-        initializer_range=INITIALIZER_RANGE,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=EOS_ID,
-        pad_token_id=PAD_ID,
         architectures=["Qwen3ForCausalLM"],
+        **COMMON,
     )
     return Qwen3ForCausalLM(config)
 

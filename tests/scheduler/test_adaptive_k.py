@@ -27,9 +27,20 @@ def asynchronous(request: pytest.FixtureRequest) -> bool:
     return request.param
 
 
+@pytest.fixture
+def log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.LogCaptureFixture]:
+    """What our logger says, whether or not vLLM lets its loggers' records through to the root."""
+    make_config()  # the first one sets vLLM's logging up anew, without the handlers of others
+    logger = logging.getLogger("vllm.akjax")
+    monkeypatch.setattr(logger, "propagate", False)
+    logger.addHandler(caplog.handler)
+    with caplog.at_level(logging.INFO, logger.name):
+        yield caplog
+    logger.removeHandler(caplog.handler)
+
+
 @pytest.fixture(autouse=True)
-def _vllms_log_reaches_caplog(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in Settings.model_fields:
         monkeypatch.delenv(PREFIX + name.upper(), raising=False)
 
@@ -181,7 +192,7 @@ def test_nothing_is_lost_whatever_happens_to_requests(
 
 
 def test_a_fault_of_ours_is_logged_once_and_serving_goes_on_as_scheduled(
-    build: Build, asynchronous: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    build: Build, asynchronous: bool, monkeypatch: pytest.MonkeyPatch, log: pytest.LogCaptureFixture
 ) -> None:
     engine = build(asynchronous, {"code_mode": 0})
     for _ in range(4):
@@ -200,23 +211,20 @@ def test_a_fault_of_ours_is_logged_once_and_serving_goes_on_as_scheduled(
     assert verified == {3}, "the static schedule's k for four requests"
     engine.drain()
     engine.check()
-    faults = [record for record in caplog.records if "fault of its own" in record.message]
+    faults = [record for record in log.records if "fault of its own" in record.message]
     assert len(faults) == 1
     assert faults[0].exc_info is not None
     assert faults[0].name == "vllm.akjax"
 
 
-def test_the_log_says_what_k_is_chosen_from_and_what_was_learned(
-    build: Build, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.INFO, "vllm.akjax"):
-        engine = build(True, {"code_mode": 0}, accept=lambda request, drafts, rng: 0)
-        engine.add(10, 100)
-        engine.drain()
-        engine.scheduler.shutdown()
-    assert "chooses k from 1, 3, 5 (K=5); cost model: base 27 ms" in caplog.text
-    assert "k 5 -> 1 (steps at each k: " in caplog.text
-    assert "steps taught, mean error" in caplog.records[-1].message
+def test_the_log_says_what_k_is_chosen_from_and_what_was_learned(build: Build, log: pytest.LogCaptureFixture) -> None:
+    engine = build(True, {"code_mode": 0}, accept=lambda request, drafts, rng: 0)
+    engine.add(10, 100)
+    engine.drain()
+    engine.scheduler.shutdown()
+    assert "chooses k from 1, 3, 5 (K=5); cost model: base 27 ms" in log.text
+    assert "k 5 -> 1 (steps at each k: " in log.text
+    assert "steps taught, mean error" in log.records[-1].message
 
 
 def test_without_speculation_it_says_what_to_do() -> None:
@@ -246,3 +254,14 @@ def test_a_variable_that_cannot_be_used_stops_the_engine_at_its_start(
     monkeypatch.setenv(PREFIX + name, value)
     with pytest.raises(ValueError, match=f"{PREFIX}{name}='{value}'"):
         FakeEngine(AdaptiveKScheduler, make_config(num_speculative_tokens=5, schedule=SCHEDULE))
+
+
+def test_data_parallel_ranks_are_left_alone(log: pytest.LogCaptureFixture) -> None:
+    config = make_config(num_speculative_tokens=5, additional_config={"adaptive_k": {"per_request": True}})
+    config.parallel_config.data_parallel_size = 2
+    engine = FakeEngine(AdaptiveKScheduler, config)
+    assert "data-parallel" in log.text
+    engine.add(10, 50)
+    drafts = {drafts for turn in engine.drain() for drafts in drafts_of(turn).values()}
+    assert drafts == {5}
+    engine.check()
