@@ -28,8 +28,8 @@ class ControlFile:
             return None
         try:
             status = self._path.stat()
-            # The inode tells a file that was replaced within the clock's resolution.
-            # And its change time one rewritten in place with the old modification time, as by `cp -p`.
+            # The inode tells a file that was replaced within the clock's resolution, the change time one that was
+            # rewritten in place and given its old modification time.
             signature = (status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino)
             if signature != self._signature:
                 # A pipe would be waited for.

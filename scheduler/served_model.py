@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 _EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
 _TOP_K = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_top_k")
+_NESTED = ("text_config", "llm_config", "language_config")
 
 
 class Routing(NamedTuple):
@@ -15,15 +16,11 @@ class Routing(NamedTuple):
 
 def routing_of(hf_config: Any) -> Routing | None:
     """The routing of a model, by the names that configs have for it, in nested text configs too; None if dense."""
-    for config in (hf_config, _nested(hf_config)):
+    for config in (hf_config, *(getattr(hf_config, name, None) for name in _NESTED)):
         experts, top_k = _first(config, _EXPERTS), _first(config, _TOP_K)
         if experts and top_k:
             return Routing(experts, top_k)
     return None
-
-
-def _nested(hf_config: Any) -> Any:
-    return getattr(hf_config, "text_config", None)
 
 
 def _first(config: Any, names: tuple[str, ...]) -> int | None:
@@ -31,7 +28,7 @@ def _first(config: Any, names: tuple[str, ...]) -> int | None:
     for name in names:
         value = getattr(config, name, None)
         if isinstance(value, list | tuple):
-            value = max(value, default=None)
+            value = max((each for each in value if isinstance(each, int)), default=None)
         if isinstance(value, int) and value > 0:
             return value
     return None

@@ -7,7 +7,8 @@ file, in the same engine, beside adapting.
 import itertools
 import os
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -49,12 +50,12 @@ class Served:
     Attributes:
         tokens: output tokens.
         seconds: that it took.
-        k: (seconds since the start, k planned) of each step.
+        k: planned in each step.
     """
 
     tokens: int = 0
     seconds: float = 0.0
-    k: list[tuple[float, int]] = field(default_factory=list)
+    k: list[int] = field(default_factory=list)
 
     @property
     def rate(self) -> float:
@@ -64,13 +65,26 @@ class Served:
     @property
     def mean_k(self) -> float:
         """Over the steps."""
-        return sum(k for _, k in self.k) / len(self.k)
+        return sum(self.k) / len(self.k)
 
-    def picture(self) -> str:
-        """The k of most steps in each slice of time, a hexadecimal digit each."""
-        width = self.seconds / SLICES
-        slices = itertools.groupby(self.k, key=lambda step: int(step[0] / width))
-        return "".join(f"{max(ks, key=ks.count):X}" for ks in ([k for _, k in steps] for _, steps in slices))
+
+class LivePicture:
+    """Prints k against time while it happens: a hexadecimal digit for each slice, the k of most of its steps."""
+
+    def __init__(self, slice_seconds: float) -> None:
+        """Before the first slice."""
+        self._slice_seconds = slice_seconds
+        self._slice = 0
+        self._steps: Counter[int] = Counter()
+
+    def __call__(self, seconds: float, k: int) -> None:
+        """Takes a step planned at `k`, `seconds` after the start."""
+        now = int(seconds / self._slice_seconds)
+        if now > self._slice and self._steps:
+            print(f"{self._steps.most_common(1)[0][0]:X}" * (now - self._slice), end="", flush=True)
+            self._slice = now
+            self._steps.clear()
+        self._steps[k] += 1
 
 
 class Engine:
@@ -100,8 +114,15 @@ class Engine:
         core: Any = self._llm.llm_engine.engine_core
         self._scheduler = core.engine_core.scheduler
 
-    def serve(self, kind: str, concurrency: int, seconds: float, forced: int | None = None) -> Served:
-        """Keeps `concurrency` requests of a kind running for `seconds`, with k `forced` or chosen."""
+    def serve(
+        self,
+        kind: str,
+        concurrency: int,
+        seconds: float,
+        forced: int | None = None,
+        watch: Callable[[float, int], None] = lambda seconds, k: None,
+    ) -> Served:
+        """Keeps `concurrency` requests of a kind running for `seconds`, with k `forced` or chosen; `watch` sees it."""
         self._control.write_text("adapt\n" if forced is None else f"force {forced}\n")
         engine = self._llm.llm_engine
         prompts = itertools.cycle(PROMPTS[kind])
@@ -120,7 +141,8 @@ class Engine:
                 if output.finished:
                     del lengths[output.request_id]
             served.seconds = time.perf_counter() - started
-            served.k.append((served.seconds, self._scheduler.plan.draft_length))
+            served.k.append(self._scheduler.plan.draft_length)
+            watch(served.seconds, served.k[-1])
         engine.abort_request(list(lengths), internal=False)
         while engine.has_unfinished_requests():
             engine.step()
@@ -146,8 +168,9 @@ def show_adapting(engine: Engine) -> None:
     """Prints k against time for every cell as it is served, and what was learned."""
     heading(f"Adapting, {ADAPT_SECONDS:.0f} s each: k against time (a digit is the k of a slice of time; A is 10)")
     for kind, concurrency in cells():
-        served = engine.serve(kind, concurrency, ADAPT_SECONDS)
-        say(f"{kind:>5} x{concurrency:<2}  mean k {served.mean_k:4.1f}  {served.rate:6.0f} tok/s  {served.picture()}")
+        print(f"{kind:>5} x{concurrency:<2}  ", end="", flush=True)
+        served = engine.serve(kind, concurrency, ADAPT_SECONDS, watch=LivePicture(ADAPT_SECONDS / SLICES))
+        say(f"  mean k {served.mean_k:4.1f}  {served.rate:6.0f} tok/s")
         say(f"           {engine.learned()}")
 
 

@@ -92,3 +92,13 @@ def test_an_unused_name_does_not_hide_the_used_one() -> None:
 
 def test_a_layer_whose_every_expert_works_has_a_routing() -> None:
     assert routing_of(config(num_experts=4, num_experts_per_tok=4)) == Routing(4, 4)
+
+
+@pytest.mark.parametrize("nested", ["text_config", "llm_config", "language_config"])
+def test_a_nested_text_config_is_looked_into(nested: str) -> None:
+    config = SimpleNamespace(**{nested: SimpleNamespace(num_experts=64, num_experts_per_tok=6)})
+    assert routing_of(config) == Routing(64, 6)
+
+
+def test_a_list_for_each_layer_may_have_layers_without_experts() -> None:
+    assert routing_of(SimpleNamespace(num_experts=[None, 64], num_experts_per_tok=[None, 6])) == Routing(64, 6)
