@@ -59,6 +59,9 @@ class CompiledController:
     An output is kept until the next decision, since both go into one call. Requests are known by their ids, from
     their first observation until they are forgotten. All sizes are compiled at construction, nothing afterwards.
     Not thread-safe.
+
+    Attributes:
+        learns_cost: whether steps teach the cost model.
     """
 
     def __init__(self, controller: Controller, cost: AbstractCostModel, max_requests: int) -> None:
@@ -69,6 +72,8 @@ class CompiledController:
         """
         if max_requests < 1:
             raise ValueError(f"max_requests must be at least 1, given {max_requests}")
+        self.learns_cost = controller.learns_cost
+        self._draft_limit = controller.draft_limit
         cpu = jax.local_devices(backend="cpu")[0]
         on_cpu = jax.sharding.SingleDeviceSharding(cpu)
         with jax.enable_x64(True), jax.default_device(cpu):
@@ -102,9 +107,17 @@ class CompiledController:
             ms: that it took.
             teaches: whether `ms` is the step's own time.
             outcomes: of the requests that had drafts, each at most once.
+
+        Raises:
+            ValueError: more outcomes than requests can run at once, or one that no step can have.
         """
         self._settle_pending()
         outcomes = list(outcomes)
+        if len(outcomes) > self._steps[-1].size:
+            raise ValueError(f"{len(outcomes)} outcomes, but at most {self._steps[-1].size} requests run at once")
+        for outcome in outcomes:
+            if not 0 <= outcome.accepted <= outcome.drafted or not 1 <= outcome.drafted <= self._draft_limit:
+                raise ValueError(f"drafted must be 1 to {self._draft_limit}, accepted 0 to drafted, given {outcome}")
         self._pending = _Pending(
             tokens,
             requests,
@@ -141,8 +154,10 @@ class CompiledController:
         self._settle_pending()
         return self._state_layout.views(self._state)
 
-    def rates(self, request_id: str) -> Float[np.ndarray, "modes K"]:
-        """The conditional rates of a request in each mode, as they stand after every output, for inspection.
+    def request_state(self, request_id: str) -> Any:
+        """The acceptance model's state of a request, with a leading axis for the modes, after every output so far.
+
+        The numbers of a mode that was neither observed nor used yet mean nothing.
 
         Raises:
             KeyError: the request has never been observed.

@@ -62,6 +62,8 @@ def update(
     bounds are kept by clipping. The observation's noise is `relative_noise * predicted`: steps vary in proportion
     to their length. The covariance is updated in Joseph's form, which stays positive under rounding.
 
+    Needs float64: call it under `jax.enable_x64(True)`, or the parameters are rounded to float32.
+
     The prediction has the floor and the gradient has not: at the floor a step that takes longer still says which
     way the parameters have to go.
     """

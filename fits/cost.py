@@ -13,6 +13,9 @@ from akjax.arrays import Array
 from akjax.cost import AbstractCostModel
 from akjax.features import StepFeatures
 
+# How far inside a parameter's bounds a search begins, as a share of their distance.
+_INSIDE = 1e-3
+
 
 class CostFit(NamedTuple):
     """A fitted cost model.
@@ -45,22 +48,27 @@ def fit_cost(
     logistic function.
 
     Args:
-        start: the form, and where the search begins: strictly within its bounds.
+        start: the form, and where the search begins.
         steps: the features of the measured steps, along one axis.
         ms: that they took.
         max_iterations: after which to give up.
         tolerance: of the gradient's largest element, in the scaled parameters.
 
     Raises:
-        ValueError: no steps, steps of other shapes than `ms`, or a time that is not positive and finite.
+        ValueError: no steps, features of other shapes than `ms` or not finite, a time that is not positive and finite,
+            or a form with a parameter that is bounded on one side only.
     """
     measured = np.asarray(ms, np.float64)
-    if measured.ndim != 1 or not measured.size or np.shape(steps.tokens) != measured.shape:
-        raise ValueError(
-            f"steps and ms must have one equal axis, given shapes {np.shape(steps.tokens)} and {measured.shape}"
-        )
+    shapes = [np.shape(leaf) for leaf in jax.tree.leaves(steps)]
+    if measured.ndim != 1 or not measured.size or any(shape != measured.shape for shape in shapes):
+        raise ValueError(f"features and ms must have one equal axis, given shapes {shapes} and {measured.shape}")
+    if not all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(steps)):
+        raise ValueError("every feature must be finite")
     if not np.all(np.isfinite(measured) & (measured > 0)):
         raise ValueError("every ms must be positive and finite")
+    for parameter in start.parameters():
+        if np.isfinite(parameter.lower) != np.isfinite(parameter.upper):
+            raise ValueError(f"{parameter.name} is bounded on one side only, which no fit keeps to; bound the other")
     # optax mixes int32 with int64, which a process with strict promotion would refuse.
     with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
         features = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), steps)
@@ -83,7 +91,8 @@ def _scaling(start: AbstractCostModel, values: Float[Array, " p"]) -> tuple[Floa
     spread = np.sqrt([parameter.variance for parameter in parameters])
     bounded = np.isfinite(lower) & np.isfinite(upper)
     low, width = np.where(bounded, lower, 0.0), np.where(bounded, upper - lower, 1.0)
-    share = jnp.where(bounded, (values - low) / width, 0.5)
+    # On a bound itself, where the filter may have clipped it, the logistic function has no way back inside.
+    share = jnp.where(bounded, jnp.clip((values - low) / width, _INSIDE, 1 - _INSIDE), 0.5)
 
     def natural(z: Float[Array, " p"]) -> Float[Array, " p"]:
         return jnp.where(bounded, low + width * jax.nn.sigmoid(z), values + spread * z)

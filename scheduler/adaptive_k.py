@@ -104,10 +104,14 @@ class AdaptiveKScheduler(AsyncScheduler):
         )
 
     def _observed(self, pilot: Pilot, scheduler_output: SchedulerOutput, now: float) -> None:
+        # No drafter has seen a request in its first step, or its first after a preemption: what vLLM verifies there,
+        # where it has no dynamic schedule, is padding up to a uniform batch.
+        undrafted = {request.req_id for request in scheduler_output.scheduled_new_reqs}
+        undrafted |= scheduler_output.scheduled_cached_reqs.resumed_req_ids
         pilot.output(
             scheduler_output.num_scheduled_tokens,
             scheduler_output.scheduled_spec_decode_tokens,
-            self._verified,
+            [drafts for drafts in self._verified if drafts.request_id not in undrafted],
             now,
         )
 

@@ -12,7 +12,7 @@ from akjax.cost import AbstractCostModel, dense_cost, reference_cost
 
 from .control_file import ControlFile
 from .jax_process import keep_to_cpu
-from .levels import levels_of_schedule
+from .levels import levels_of_schedule, out_of_reach
 from .modes import ModeTracker, Vocabulary
 from .pilot import Pilot
 from .reports import Reports, describe_cost
@@ -44,8 +44,9 @@ def assemble(vllm_config: VllmConfig, lookup: Sequence[int] | None, log: Callabl
         log("data-parallel ranks must all draft alike, so k stays as it is configured")
         return None
     draft_limit = speculation.num_speculative_tokens
-    levels = levels_of_schedule(lookup, speculation.num_speculative_tokens_per_batch_size, draft_limit)
-    cost = cost_model(settings, routing_of(vllm_config.model_config.hf_config))
+    schedule = speculation.num_speculative_tokens_per_batch_size
+    levels = levels_of_schedule(lookup, schedule, draft_limit)
+    cost = cost_model(settings, routing_of(vllm_config.model_config.hf_text_config))
     vocabulary = None if settings.code_mode == "0" else _vocabulary(vllm_config)
     if settings.code_mode != "0" and vocabulary is None:
         log("this engine has no tokenizer, so code and tool calls cannot be told from prose: code mode is off")
@@ -64,6 +65,11 @@ def assemble(vllm_config: VllmConfig, lookup: Sequence[int] | None, log: Callabl
         max_requests=vllm_config.scheduler_config.max_num_seqs,
     )
     log(f"chooses k from {', '.join(map(str, levels))} (K={draft_limit}); {describe_cost(controller)}")
+    if unreachable := out_of_reach(levels, schedule):
+        log(
+            f"k {', '.join(map(str, unreachable))} cannot be chosen: the schedule has it for more requests than"
+            f" max_num_seqs={vllm_config.scheduler_config.max_num_seqs} only"
+        )
     modes = None if vocabulary is None else ModeTracker(vocabulary)
     return Pilot(controller, ControlFile(settings.control, draft_limit), modes, Reports(log))
 

@@ -10,7 +10,14 @@ def keep_to_cpu() -> None:
     JAX takes three quarters of a GPU's memory with the first backend it brings up, wanted or not. It must come to
     this before any use of JAX in the process, and as late as the scheduler's constructor: a backend that is up does
     not survive a fork.
+
+    Raises:
+        ValueError: the user's choice leaves out the CPU.
     """
     chosen = jax.config.jax_platforms  # pyright: ignore[reportAttributeAccessIssue]
     if not chosen and not xla_bridge.backends_are_initialized():
         jax.config.update("jax_platforms", "cpu")
+    elif chosen and "cpu" not in chosen.split(","):
+        raise ValueError(
+            f"JAX_PLATFORMS={chosen} leaves out the CPU, on which akjax chooses k; set JAX_PLATFORMS={chosen},cpu"
+        )

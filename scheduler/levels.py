@@ -31,3 +31,8 @@ def levels_of_schedule(
             f" give batch sizes draft lengths from 1 to {draft_limit}"
         )
     return levels
+
+
+def out_of_reach(levels: Sequence[int], schedule: Sequence[tuple[int, int, int]] | None) -> tuple[int, ...]:
+    """The positive draft lengths that the operator wrote and that are no levels: those of batches that cannot be."""
+    return tuple(sorted({length for _, _, length in schedule or () if length > 0} - {*levels}))

@@ -1,6 +1,6 @@
 """Whether a request's text is prose, code or a tool call, read off its output tokens as they arrive."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from akjax.controller import CODE, TOOL, USUAL
@@ -55,10 +55,13 @@ class ModeTracker:
         self._vocabulary = vocabulary
         self._texts: dict[str, _Text] = {}
 
-    def scanned(self, request_id: str) -> int:
-        """How many of the request's output tokens have been read."""
-        text = self._texts.get(request_id)
-        return 0 if text is None else text.scanned
+    def follow(self, request_id: str, output: Sequence[int]) -> int:
+        """The mode after all of the request's output so far, of which only the tokens not yet read are scanned."""
+        text = self._texts.setdefault(request_id, _Text())
+        if len(output) < text.scanned:
+            # A streaming session that was given more input begins its output anew.
+            text.scanned = 0
+        return self.scan(request_id, output[text.scanned :])
 
     def scan(self, request_id: str, tokens: Iterable[int]) -> int:
         """The mode after the request's next output tokens."""

@@ -62,7 +62,7 @@ class Pilot:
                 self.modes.forget(request_id)
         if self.modes is not None:
             for request_id, tokens in outputs.items():
-                self.modes.scan(request_id, tokens[self.modes.scanned(request_id) :])
+                self.modes.follow(request_id, tokens)
 
         forced = self._control.forced()
         # The call is made in any case: it takes in the last output.
@@ -94,11 +94,14 @@ class Pilot:
             now: when the output arrived; monotonic, in seconds.
         """
         gap_ms = self._clock.gap_ms(now)
+        teaches = gap_ms is not None and only_decodes(scheduled, drafts)
+        if teaches and gap_ms is not None:
+            self._reports.step_time(gap_ms)
         self.controller.observe(
             tokens=len(scheduled) + sum(map(len, drafts.values())),
             requests=len(scheduled),
             ms=gap_ms or 0.0,
-            teaches=gap_ms is not None and only_decodes(scheduled, drafts),
+            teaches=teaches,
             outcomes=[DraftOutcome(*outcome, self._mode(outcome.request_id)) for outcome in verified],
         )
 

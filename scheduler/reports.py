@@ -12,6 +12,8 @@ from .modes import ModeTracker
 
 CHANGE_SECONDS = 5.0
 MODEL_SECONDS = 30.0
+# So many step times, none of which taught, are no chance.
+STEPS_BEFORE_WARNING = 100
 
 
 class Reports:
@@ -24,6 +26,14 @@ class Reports:
         self._said: int | None = None
         self._changes_from = self._model_from = float("-inf")
         self._taught = 0
+        self._step_times = 0
+        self._last_ms = 0.0
+        self._warned = False
+
+    def step_time(self, ms: float) -> None:
+        """Counts a time that was a step's own, whether or not it was near enough to the prediction to teach."""
+        self._step_times += 1
+        self._last_ms = ms
 
     def step(self, draft_length: int, now: float, controller: CompiledController, modes: ModeTracker | None) -> None:
         """Counts a step planned at `draft_length`, at `now` monotonic seconds, and logs what is due."""
@@ -42,9 +52,21 @@ class Reports:
         state = controller.settle()
         taught = int(state.taught)
         if taught == self._taught:
+            self._warn_if_nothing_teaches(controller)
             return
         self._taught = taught
+        self._step_times = 0
         self._log(describe_cost(controller) + ("" if modes is None else f", {modes.switches} mode switches"))
+
+    def _warn_if_nothing_teaches(self, controller: CompiledController) -> None:
+        if self._warned or not controller.learns_cost or self._step_times < STEPS_BEFORE_WARNING:
+            return
+        self._warned = True
+        self._log(
+            f"none of the last {self._step_times} step times taught the cost model: each was below half or above"
+            f" twice its prediction plus 20 ms (the last was {self._last_ms:.3g} ms); set MODEL near this engine's own"
+            f" times. {describe_cost(controller)}"
+        )
 
 
 def describe_cost(controller: CompiledController) -> str:

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 _EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
 _TOP_K = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_top_k")
-_NESTED = ("text_config", "llm_config", "language_config")
+_NESTED = ("text_config", "llm_config", "language_config", "ffn_config")
 
 
 class Routing(NamedTuple):

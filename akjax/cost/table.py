@@ -17,7 +17,8 @@ from akjax.parameter import Parameter, as_parameter
 class CostTable(AbstractCostModel):
     """Linear between points; the first point's value below them, the last segment's slope above.
 
-    The last segment's slope is 0 if there is one point only, or if the last two stand at the same token count.
+    The last segment's slope is 0 if there is one point only, or if the last two stand at the same token count. Where
+    points stand at the same token count, the last of them holds there.
 
     Attributes:
         ms: at each point.
@@ -41,11 +42,11 @@ class CostTable(AbstractCostModel):
         rises = jnp.diff(self.ms)
         # Two points at one token count have no slope between them; a safe divisor keeps the gradient finite.
         slopes = jnp.where(widths > 0, rises / np.where(widths > 0, widths, 1.0), 0.0)
-        if not len(widths):
-            return jnp.broadcast_to(self.ms[0], jnp.shape(step.tokens))
-        segment = jnp.clip(jnp.searchsorted(tokens, step.tokens, side="left") - 1, 0, len(widths) - 1)
-        beyond = jnp.maximum(step.tokens - jnp.asarray(tokens)[segment], 0.0)
-        return self.ms[segment] + beyond * slopes[segment]
+        # The line from each point on: the last one keeps the slope of the segment before it.
+        slopes = jnp.concatenate([slopes, slopes[-1:] if len(widths) else jnp.zeros(1)])
+        point = jnp.maximum(jnp.searchsorted(tokens, step.tokens, side="right") - 1, 0)
+        beyond = jnp.maximum(step.tokens - jnp.asarray(tokens)[point], 0.0)
+        return self.ms[point] + beyond * slopes[point]
 
     def parameters(self) -> tuple[Parameter, ...]:
         """One for each point, each as uncertain as a constant cost."""

@@ -77,7 +77,7 @@ def test_an_id_used_again_starts_afresh() -> None:
     controller.forget("r")
     observe(controller, DraftOutcome("r", 1, 1, 0))
     # From the pool as the first observation left it, 0.8 - 0.05 * 0.8, and not from the first request's own rates.
-    np.testing.assert_allclose(controller.rates("r")[0, 0], 0.76 + 0.25 * 0.24, rtol=1e-12)
+    np.testing.assert_allclose(controller.request_state("r")[0, 0], 0.76 + 0.25 * 0.24, rtol=1e-12)
 
 
 def test_more_requests_than_can_run_at_once_keep_their_rates() -> None:
@@ -89,7 +89,7 @@ def test_more_requests_than_can_run_at_once_keep_their_rates() -> None:
     pool = model.init_pool(DRAFT_LIMIT)
     for number in range(40):
         pool, request = model.observe(pool, pool, jnp.int32(4), jnp.int32(number % 5))
-        np.testing.assert_allclose(controller.rates(f"r{number}")[0], request, rtol=1e-12)
+        np.testing.assert_allclose(controller.request_state(f"r{number}")[0], request, rtol=1e-12)
 
 
 def test_a_batch_that_was_replaced_since_the_last_output_is_decided_for() -> None:
@@ -131,7 +131,7 @@ def test_a_modes_rates_are_made_from_its_own_pool_and_kept() -> None:
     controller.decide(["b"], [CODE])  # first use: a copy of the mode's pool as it is now
     observe(controller, DraftOutcome("a", 1, 0, CODE))
     observe(controller, DraftOutcome("b", 1, 0, CODE))
-    np.testing.assert_allclose(controller.rates("b")[CODE, 0], 0.76 * 0.75, rtol=1e-12)
+    np.testing.assert_allclose(controller.request_state("b")[CODE, 0], 0.76 * 0.75, rtol=1e-12)
 
 
 @pytest.mark.parametrize("levels", [(), (2, 1), (1, 1), (0, 2), (1, 5)])
@@ -143,3 +143,16 @@ def test_levels_that_no_step_can_have_are_refused(levels: tuple[int, ...]) -> No
 def test_no_requests_at_all_are_refused() -> None:
     with pytest.raises(ValueError, match="max_requests"):
         make(max_requests=0)
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [DraftOutcome("r", 0, 0, 0), DraftOutcome("r", 5, 0, 0), DraftOutcome("r", 2, 3, 0), DraftOutcome("r", 2, -1, 0)],
+)
+def test_an_outcome_that_no_step_can_have_is_refused(outcome: DraftOutcome) -> None:
+    controller = make(max_requests=1)
+    with pytest.raises(ValueError, match="drafted must be 1 to 4"):
+        observe(controller, outcome)
+    with pytest.raises(ValueError, match="2 outcomes"):
+        observe(controller, DraftOutcome("a", 1, 0, 0), DraftOutcome("b", 1, 0, 0))
+    assert not controller.knows("r")

@@ -1,12 +1,27 @@
 """The batch fit against scipy on the same loss, and what it refuses."""
 
+import equinox as eqx
 import jax
 import numpy as np
 import pytest
 import scipy.optimize
 from jax.flatten_util import ravel_pytree
+from jaxtyping import Float
 
-from akjax import AbstractCostModel, StepFeatures, dense_cost, parse_table, reference_cost
+from akjax import (
+    AbstractCostModel,
+    Constant,
+    DiverseTokens,
+    ExpertReads,
+    Parameter,
+    PerToken,
+    StepFeatures,
+    as_parameter,
+    dense_cost,
+    parse_table,
+    reference_cost,
+)
+from akjax.arrays import Array
 from akjax.fits import fit_cost
 
 
@@ -62,6 +77,39 @@ def test_a_fit_that_had_no_time_says_so() -> None:
     features, ms = drawn(dense_cost(12.0, 0.3), 0.05)
     fit = fit_cost(dense_cost(27.0, 0.542), features, ms, max_iterations=1)
     assert (fit.iterations, fit.converged) == (1, False)
+
+
+@pytest.mark.parametrize("diversity", [0.05, 2.0, 3.0])
+def test_a_search_may_begin_on_a_bound_or_beyond(diversity: float) -> None:
+    features, ms = drawn(reference_cost(20.0, 0.4, 0.3, experts=64, top_k=4), 0.05)
+    start = Constant(27.0) + ExpertReads(0.635, DiverseTokens(diversity, 64, 4)) + PerToken(0.542)
+    best = fit_cost(reference_cost(27.0, 0.635, 0.542, experts=64, top_k=4), features, ms)
+    fit = fit_cost(start, features, ms)
+    assert fit.converged
+    np.testing.assert_allclose(fit.relative_error, best.relative_error, rtol=1e-9)
+
+
+class _OneSided(AbstractCostModel):
+    slope: Float[Array, ""] = eqx.field(converter=as_parameter)
+
+    def __call__(self, step: StepFeatures) -> Float[Array, "*steps"]:
+        return self.slope * step.tokens
+
+    def parameters(self) -> tuple[Parameter, ...]:
+        return (Parameter("slope", "ms/token", variance=1.0, lower=0.0),)
+
+
+def test_a_parameter_bounded_on_one_side_is_refused() -> None:
+    features, ms = drawn(dense_cost(12.0, 0.3), 0.05)
+    with pytest.raises(ValueError, match="slope is bounded on one side"):
+        fit_cost(_OneSided(1.0), features, ms)
+
+
+def test_features_that_are_not_one_for_each_time_are_refused() -> None:
+    with pytest.raises(ValueError, match="one equal axis"):
+        fit_cost(dense_cost(1.0, 1.0), StepFeatures(tokens=np.ones(2), requests=np.ones(2)), np.ones(3))
+    with pytest.raises(ValueError, match="every feature"):
+        fit_cost(dense_cost(1.0, 1.0), StepFeatures(tokens=np.full(2, np.nan), requests=np.ones(2)), np.ones(2))
 
 
 @pytest.mark.parametrize(

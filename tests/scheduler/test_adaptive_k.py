@@ -54,11 +54,9 @@ def build(monkeypatch: pytest.MonkeyPatch) -> Build:
         monkeypatch.setattr("akjax.scheduler.adaptive_k.monotonic", clock)
         vllm_config = make_config(
             num_speculative_tokens=DRAFT_LIMIT,
-            schedule=SCHEDULE,
             async_scheduling=asynchronous,
-            max_num_seqs=8,
             additional_config={"adaptive_k": settings},
-            **(config or {}),
+            **{"schedule": SCHEDULE, "max_num_seqs": 8, **(config or {})},
         )
         engine = {"step_ms": step_ms, **engine}
         return FakeEngine(AdaptiveKScheduler, vllm_config, clock=clock, **engine)
@@ -129,6 +127,21 @@ def test_a_drafter_that_gives_fewer_is_taught_by_those_it_gave(build: Build) -> 
     assert all(pool[:2] > 0.9)
     assert pool[2] > 0.8, "untested positions drift towards the last tested one"
     assert pool[2] < pool[1]
+
+
+def test_padding_that_no_drafter_proposed_teaches_nothing(build: Build, asynchronous: bool) -> None:
+    """Without a dynamic schedule vLLM pads requests that join by a full prefix-cache hit to a uniform batch."""
+    config = {"schedule": None, "enable_prefix_caching": True}
+    engine = build(asynchronous, {"code_mode": 0}, config, accept=lambda request, drafts, rng: drafts)
+    blank = 0
+    for _ in range(30):
+        engine.add(list(range(100, 133)), 30)
+        blank += sum(sum(turn.blank.values()) for turn in engine.run(4))
+    engine.drain()
+    engine.check()
+    assert blank > 0, "nothing was padded"
+    pool = scheduler_of(engine).pilot.controller.settle().pools[0]  # pyright: ignore[reportOptionalMemberAccess]
+    assert all(pool > 0.99)
 
 
 def test_the_cost_model_learns_what_steps_cost(build: Build, asynchronous: bool) -> None:
@@ -225,6 +238,23 @@ def test_the_log_says_what_k_is_chosen_from_and_what_was_learned(build: Build, l
     assert "chooses k from 1, 3, 5 (K=5); cost model: base 27 ms" in log.text
     assert "k 5 -> 1 (steps at each k: " in log.text
     assert "steps taught, mean error" in log.records[-1].message
+
+
+def test_the_log_names_lengths_that_the_batch_is_too_small_for(build: Build, log: pytest.LogCaptureFixture) -> None:
+    build(True, {"code_mode": 0}, {"max_num_seqs": 4})
+    assert "chooses k from 3, 5 (K=5)" in log.text
+    assert "k 1 cannot be chosen: the schedule has it for more requests than max_num_seqs=4 only" in log.text
+
+
+def test_the_log_says_once_that_no_step_teaches(build: Build, log: pytest.LogCaptureFixture) -> None:
+    engine = build(True, {"code_mode": 0}, step_ms=lambda step: 300.0)
+    for _ in range(16):
+        engine.add(10, 1000)
+    engine.drain()
+    warnings = [record.message for record in log.records if "none of the last" in record.message]
+    assert len(warnings) == 1
+    assert "the last was 300 ms" in warnings[0]
+    assert "set MODEL" in warnings[0]
 
 
 def test_without_speculation_it_says_what_to_do() -> None:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
 
-from akjax.scheduler.levels import levels_of_schedule
+from akjax.scheduler.levels import levels_of_schedule, out_of_reach
 
 Schedule = list[tuple[int, int, int]]
 
@@ -79,3 +79,10 @@ def test_levels_are_what_some_batch_size_would_get(ranges: list[tuple[int, int, 
     else:
         with pytest.raises(ValueError, match="num_speculative_tokens_per_batch_size"):
             levels(schedule, 6, max_requests)
+
+
+def test_lengths_for_batches_that_cannot_be_are_out_of_reach() -> None:
+    schedule = [(1, 8, 6), (9, 16, 4), (17, 32, 0), (33, 64, 2)]
+    assert out_of_reach((6,), schedule) == (2, 4)
+    assert out_of_reach((2, 4, 6), schedule) == ()
+    assert out_of_reach((6,), None) == ()

@@ -148,7 +148,6 @@ def test_requests_do_not_see_each_other() -> None:
 def test_a_request_not_yet_scanned_writes_prose() -> None:
     modes = tracker()
     assert modes.mode("r") == PROSE
-    assert modes.scanned("r") == 0
     modes.forget("r")
 
 
@@ -158,18 +157,25 @@ def test_a_forgotten_request_starts_anew() -> None:
         scan(modes, *pieces)
         modes.forget("r")
         assert modes.mode("r") == PROSE
-        assert modes.scanned("r") == 0
         assert scan(modes, "`") == PROSE
         modes.forget("r")
     assert modes.switches == 2
 
 
 @given(st.lists(st.lists(st.sampled_from(PIECES), max_size=4)))
-def test_scanned_counts_the_tokens_read(scans: list[list[str]]) -> None:
+def test_following_a_growing_output_reads_each_token_once(scans: list[list[str]]) -> None:
+    followed, scanned = tracker(), tracker()
+    output: list[int] = []
+    for pieces in scans:
+        output += [ID[piece] for piece in pieces]
+        assert followed.follow("r", output) == scan(scanned, *pieces)
+    assert followed.switches == scanned.switches
+
+
+def test_an_output_that_begins_anew_is_read_from_its_start() -> None:
     modes = tracker()
-    for number in range(len(scans)):
-        scan(modes, *scans[number])
-        assert modes.scanned("r") == sum(map(len, scans[: number + 1]))
+    modes.follow("r", [ID["a"]] * 20)
+    assert modes.follow("r", [ID["```"], ID["a"]]) == CODE
 
 
 TEXT = st.text(alphabet="``` \na", max_size=7)

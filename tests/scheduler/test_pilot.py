@@ -97,7 +97,10 @@ class Run:
         for request in self.outputs:
             if self.pilot.controller.knows(request):
                 np.testing.assert_allclose(
-                    self.pilot.controller.rates(request)[0], self.expected.usual.of(request), rtol=1e-9, atol=1e-15
+                    self.pilot.controller.request_state(request)[0],
+                    self.expected.usual.of(request),
+                    rtol=1e-9,
+                    atol=1e-15,
                 )
 
     def parameters(self) -> tuple[Any, Any]:

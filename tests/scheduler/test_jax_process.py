@@ -1,0 +1,40 @@
+"""JAX as a guest: which platforms it may bring up, each case in a process of its own."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+CHECK = """
+import jax
+from akjax.scheduler.jax_process import keep_to_cpu
+{before}
+keep_to_cpu()
+print(jax.config.jax_platforms)
+"""
+
+
+def run(before: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+    given = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"} | environment
+    command = [sys.executable, "-c", CHECK.format(before=before)]
+    return subprocess.run(command, env=given, capture_output=True, text=True, check=False)
+
+
+def test_jax_is_kept_to_the_cpu_if_nobody_chose() -> None:
+    assert run().stdout.strip() == "cpu"
+
+
+def test_a_choice_of_the_users_stands() -> None:
+    assert run(JAX_PLATFORMS="cuda,cpu").stdout.strip() == "cuda,cpu"
+
+
+def test_a_backend_that_is_up_is_used_and_not_changed() -> None:
+    assert run(before="jax.devices()").stdout.strip() in {"", "None"}
+
+
+@pytest.mark.parametrize("platforms", ["cuda", "tpu", "rocm,cuda"])
+def test_a_choice_without_the_cpu_is_refused_in_words(platforms: str) -> None:
+    done = run(JAX_PLATFORMS=platforms)
+    assert f"ValueError: JAX_PLATFORMS={platforms} leaves out the CPU" in done.stderr
+    assert f"set JAX_PLATFORMS={platforms},cpu" in done.stderr
