@@ -37,12 +37,14 @@ def main() -> int:
     if not PYTHON.exists():
         venv.create(VENV, with_pip=True)
     code, output = pip("install", "--editable", ".[scheduler,engine,dev]")
-    if code and TORCH in output:
+    if code and f"No matching distribution found for {TORCH}" in output:
         print(f"  pip's index has no {TORCH}; trying PyTorch's own", flush=True)
         code, output = pip("install", "--extra-index-url", TORCH_INDEX, "--editable", ".[scheduler,engine,dev]")
     if code:
         print("\n".join(output.splitlines()[-20:]), file=sys.stderr)
-        return fail("pip could not install akjax and its engine", f"see {LOG}; is the package index reachable?")
+        return fail(
+            "pip could not install akjax and its engine", f"read {LOG}, and check that pip reaches its package index"
+        )
     code, output = pip("uninstall", "--yes", *UNWANTED)
     if code:
         return fail(f"pip could not remove {', '.join(UNWANTED)}", f"see {LOG}")
