@@ -47,7 +47,7 @@ class AdaptiveKScheduler(AsyncScheduler):
         self._verified: list[VerifiedDrafts] = []
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
-        self.plan = self._flown(self._planned, scheduler_output)
+        self.plan = self._with_pilot(self._planned, scheduler_output)
         if self.plan is not None:
             scheduler_output.num_spec_tokens_to_schedule = self.plan.draft_length
         super()._update_after_schedule(scheduler_output)
@@ -62,7 +62,7 @@ class AdaptiveKScheduler(AsyncScheduler):
         now = monotonic()
         self._verified = []
         outputs = super().update_from_output(scheduler_output, model_runner_output)
-        self._flown(self._observed, scheduler_output, now)
+        self._with_pilot(self._observed, scheduler_output, now)
         return outputs
 
     def make_spec_decoding_stats(
@@ -92,7 +92,7 @@ class AdaptiveKScheduler(AsyncScheduler):
 
     def shutdown(self) -> None:
         """Logs what was learned, then shuts down."""
-        self._flown(lambda pilot: _log(describe_cost(pilot.controller)))
+        self._with_pilot(lambda pilot: _log(describe_cost(pilot.controller)))
         super().shutdown()
 
     def _planned(self, pilot: Pilot, scheduler_output: SchedulerOutput) -> DraftPlan:
@@ -121,7 +121,7 @@ class AdaptiveKScheduler(AsyncScheduler):
         if len(request.spec_token_ids) > keep:
             request.spec_token_ids = request.spec_token_ids[:keep]
 
-    def _flown(self, action: Callable[..., R], *args: Any) -> R | None:
+    def _with_pilot(self, action: Callable[..., R], *args: Any) -> R | None:
         """What `action` returns for the pilot and `args`; None if there is no pilot any more."""
         if self.pilot is None:
             return None
