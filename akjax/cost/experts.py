@@ -43,12 +43,15 @@ class DiverseTokens(AbstractExpertUnion):
     top_k: int = eqx.field(static=True)
 
     def __check_init__(self) -> None:
-        """Refuses a layer whose union needs no model: with top_k = experts every token touches all of them."""
-        if not 0 < self.top_k < self.experts:
-            raise ValueError(f"top_k={self.top_k} must lie between 1 and experts - 1 (experts={self.experts})")
+        """Refuses a layer that cannot be."""
+        if not 0 < self.top_k <= self.experts:
+            raise ValueError(f"top_k={self.top_k} must lie between 1 and experts={self.experts}")
 
     def __call__(self, step: StepFeatures) -> Float[Array, "*steps"]:
         """The expected union; `expm1` and `log1p` keep it exact when top_k/E is small."""
+        if self.top_k == self.experts:
+            # Every token touches all of them; the formula's gradient there is 0 * inf.
+            return jnp.full_like(step.tokens, self.experts)
         log_untouched = math.log1p(-self.top_k / self.experts)
         return -self.experts * jnp.expm1(self.diversity * step.tokens * log_untouched)
 

@@ -15,7 +15,7 @@ def reference_cost(base: float, per_expert: float, per_token: float, *, experts:
         per_expert: ms per distinct expert touched.
         per_token: ms per verified token.
         experts: routed experts of a layer.
-        top_k: experts a token picks, fewer than `experts`.
+        top_k: experts a token picks.
     """
     return Constant(base) + ExpertReads(per_expert, DiverseTokens(1.0, experts, top_k)) + PerToken(per_token)
 
