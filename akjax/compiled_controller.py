@@ -4,13 +4,11 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import numpy as np
 from jaxtyping import Float, Int
 
-from akjax.arrays import Array
-from akjax.controller import Batch, Controller, ControllerState, Decision, Observations, Outcome, RequestRows
+from akjax.controller import Batch, Controller, ControllerState, Observations, Outcome, RequestRows
 from akjax.cost.model import AbstractCostModel
 from akjax.features import StepFeatures
 from akjax.packing import Layout
@@ -205,19 +203,6 @@ class CompiledController:
         return decision
 
 
-class _StepInputs(eqx.Module):
-    state: Float[Array, " s"]
-    rows: Float[Array, "n r"]
-    outcome: Outcome
-    batch: Batch
-
-
-class _StepOutputs(eqx.Module):
-    state: Float[Array, " s"]
-    rows: Float[Array, "n r"]
-    decision: Decision
-
-
 class _CompiledStep:
     """`Controller.step` for at most `size` requests: one vector in, one vector out."""
 
@@ -229,23 +214,28 @@ class _CompiledStep:
         size: int,
         sharding: jax.sharding.Sharding,
     ) -> None:
-        def step(inputs: _StepInputs) -> _StepOutputs:
+        def step(inputs: Any) -> Any:
+            state, rows, outcome, batch = inputs
             state, rows, decision = controller.step(
-                state_layout.unpack(inputs.state),
-                jax.vmap(row_layout.unpack)(inputs.rows),
-                inputs.outcome,
-                inputs.batch,
+                state_layout.unpack(state), jax.vmap(row_layout.unpack)(rows), outcome, batch
             )
-            return _StepOutputs(state_layout.pack(state), jax.vmap(row_layout.pack)(rows), decision)
+            state, rows = state_layout.pack(state), jax.vmap(row_layout.pack)(rows)
+            # Without the barrier XLA computes a step's shared results again for each element that is packed.
+            return jax.lax.optimization_barrier((state, rows, decision.draft_length, decision.per_request))
 
-        example = _example_inputs(state_layout.size, row_layout.size, size)
+        example = (np.zeros(state_layout.size), np.zeros((size, row_layout.size)), *_example_inputs(size))
         layout_in = Layout(example)
         self.size = size
         self._row_layout = row_layout
         # The buffer is written anew each step. The call may read it without a copy, which is why its output is
         # waited for before anyone can write again.
         self._flat = np.zeros(layout_in.size)
-        self._inputs = layout_in.views(self._flat)
+        # Views into it, each bound once: looking up a field of an equinox module takes half a microsecond.
+        self._state, self._rows, outcome, batch = layout_in.views(self._flat)
+        seen = outcome.observations
+        self._scalars = (outcome.step.tokens, outcome.step.requests, outcome.ms, outcome.teaches)
+        self._observed = (seen.row, seen.drafted, seen.accepted, seen.mode)
+        self._batch = (batch.row, batch.mode)
         signature = jax.ShapeDtypeStruct(self._flat.shape, self._flat.dtype, sharding=sharding)
         with jax.enable_x64(True):
             layout_out = self._layout_out = Layout(jax.eval_shape(step, example))
@@ -264,52 +254,40 @@ class _CompiledStep:
         modes: Sequence[int],
     ) -> DraftLengths:
         """Steps `state` and the rows of `table` at `slots` in place; `observed` and `decoding` index `slots`."""
-        inputs: Any = self._inputs
-        inputs.state[:] = state
-        inputs.rows[: len(slots)] = table[slots]
-        inputs.outcome.step.tokens[...] = outcome.tokens
-        inputs.outcome.step.requests[...] = outcome.requests
-        inputs.outcome.ms[...] = outcome.ms
-        inputs.outcome.teaches[...] = outcome.teaches
-        seen = inputs.outcome.observations
-        self._fill(seen.row, observed, padding=self.size)
-        self._fill(seen.drafted, outcome.drafted, padding=1)
-        self._fill(seen.accepted, outcome.accepted, padding=0)
-        self._fill(seen.mode, outcome.mode, padding=0)
-        self._fill(inputs.batch.row, decoding, padding=self.size)
-        self._fill(inputs.batch.mode, modes, padding=0)
+        self._state[:] = state
+        self._rows[: len(slots)] = table[slots]
+        scalars = (outcome.tokens, outcome.requests, outcome.ms, outcome.teaches)
+        for view, value in zip(self._scalars, scalars, strict=True):
+            view[...] = value
+        self._fill(self._observed, (observed, outcome.drafted, outcome.accepted, outcome.mode))
+        self._fill(self._batch, (decoding, modes))
         with jax.enable_x64(True):
-            outputs: Any = self._layout_out.views(np.asarray(self._call(self._flat)))
-        state[:] = outputs.state
-        table[slots] = outputs.rows[: len(slots)]
-        decision = outputs.decision
-        each = None if decision.per_request is None else decision.per_request[: len(decoding)].astype(int)
-        return DraftLengths(int(decision.draft_length), each)
+            packed = np.asarray(self._call(self._flat))
+        new_state, rows, draft_length, each = self._layout_out.views(packed)
+        state[:] = new_state
+        table[slots] = rows[: len(slots)]
+        return DraftLengths(int(draft_length), None if each is None else each[: len(decoding)].astype(int))
 
     def states(self, row: Float[np.ndarray, " r"]) -> Any:
         """The acceptance model's state of one row, as views."""
         return self._row_layout.views(row).states
 
-    @staticmethod
-    def _fill(view: Float[np.ndarray, " n"], values: Sequence[int], padding: int) -> None:
-        view[: len(values)] = values
-        view[len(values) :] = padding
+    def _fill(self, views: tuple[Any, ...], columns: tuple[Sequence[int], ...]) -> None:
+        """Writes the columns, the first of which holds rows; the rest is padding, which its row alone marks."""
+        for view, values in zip(views, columns, strict=True):
+            view[: len(values)] = values
+        views[0][len(columns[0]) :] = self.size
 
 
-def _example_inputs(state_size: int, row_size: int, size: int) -> _StepInputs:
-    """The shapes and dtypes that a step of `size` requests takes."""
-
+def _example_inputs(size: int) -> tuple[Outcome, Batch]:
+    """The shapes and dtypes of what a step of `size` requests takes, besides the state and the rows."""
     number: Any = np.zeros(())
     each: Any = np.zeros(size, np.int32)
     truth: Any = np.zeros((), np.bool_)
-    return _StepInputs(
-        state=np.zeros(state_size),  # pyright: ignore[reportArgumentType]
-        rows=np.zeros((size, row_size)),  # pyright: ignore[reportArgumentType]
-        outcome=Outcome(
-            step=StepFeatures(tokens=number, requests=number),
-            ms=number,
-            teaches=truth,
-            observations=Observations(row=each, drafted=each, accepted=each, mode=each),
-        ),
-        batch=Batch(row=each, mode=each),
+    outcome = Outcome(
+        step=StepFeatures(tokens=number, requests=number),
+        ms=number,
+        teaches=truth,
+        observations=Observations(row=each, drafted=each, accepted=each, mode=each),
     )
+    return outcome, Batch(row=each, mode=each)
