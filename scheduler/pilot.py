@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from akjax.compiled_controller import CompiledController, DraftOutcome
+from akjax.controller import USUAL
 
 from .control_file import ControlFile
 from .modes import ModeTracker
@@ -106,4 +107,4 @@ class Pilot:
         )
 
     def _mode(self, request_id: str) -> int:
-        return 0 if self.modes is None else self.modes.mode(request_id)
+        return USUAL if self.modes is None else self.modes.mode(request_id)

@@ -31,7 +31,7 @@ CONCURRENCIES = (1, 4, 16)
 # The lengths of the schedule are those that may be chosen, whatever the batch.
 SCHEDULE = [[1, 1, 10], [2, 2, 8], [3, 4, 6], [5, 8, 4], [9, 12, 2], [13, 16, 1]]
 LEVELS = sorted(k for _, _, k in SCHEDULE)
-# Where learning starts: a quick CPU core. The default start is a model a hundred thousand times as large, whose
+# Where learning starts: a quick CPU core. The default start is that of a far larger model, whose
 # steps are so far from these that the gate would let none of them teach.
 START = "3.0,0.05,0.05"
 

@@ -44,7 +44,7 @@ def test_any_run_of_steps_follows_the_oracle(
         belief, innovation = learn(belief, step_of(tokens), np.float64(ms))
         np.testing.assert_allclose(innovation.predicted, predicted, rtol=1e-9)
         np.testing.assert_allclose(innovation.residual, ms - predicted, rtol=1e-9, atol=1e-9)
-        np.testing.assert_allclose(np.asarray(jax.tree.leaves(belief.model))[order], expected.x, rtol=1e-8, atol=1e-10)
+        np.testing.assert_allclose(np.asarray(jax.tree.leaves(belief.model))[order], expected.x, rtol=1e-9, atol=1e-11)
         covariance = np.asarray(belief.covariance)[np.ix_(order, order)]
         spread = np.sqrt(np.outer(np.diag(expected.P), np.diag(expected.P)))
         np.testing.assert_allclose(covariance / spread, expected.P / spread, atol=1e-7)

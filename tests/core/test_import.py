@@ -1,7 +1,9 @@
 """What importing akjax does to a process that may be vLLM's."""
 
+import ast
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -27,3 +29,29 @@ def test_importing_the_scheduler_touches_no_backend() -> None:
     )
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def imports_of(folder: str) -> set[str]:
+    """Every absolute module name that the files of a folder import."""
+    nodes = [node for path in (ROOT / folder).rglob("*.py") for node in ast.walk(ast.parse(path.read_text()))]
+    plain = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    return plain | {
+        node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level
+    }
+
+
+@pytest.mark.parametrize(
+    ("folder", "forbidden"),
+    [
+        ("akjax", ("akjax.scheduler", "akjax.fits", "vllm", "torch", "optax")),
+        ("scheduler", ("akjax.fits", "optax")),
+        ("fits", ("akjax.scheduler", "vllm", "torch")),
+    ],
+)
+def test_imports_go_one_way(folder: str, forbidden: tuple[str, ...]) -> None:
+    imported = imports_of(folder)
+    assert imported
+    assert not [name for name in imported for barred in forbidden if f"{name}.".startswith(f"{barred}.")]

@@ -117,7 +117,7 @@ def test_a_tie_between_levels_goes_to_the_shorter() -> None:
 
 
 def test_a_gain_of_exactly_the_margin_changes_nothing() -> None:
-    # 2 / 16 against 1.5 / 16 is a gain of a third; 4/3 is no binary fraction, so take 2 against 1.6: a quarter.
+    # 1 + 0.6 + 0.4 tokens against 1 + 0.6, for the same 16 ms: a gain of a quarter.
     survival = np.asarray([[0.6, 0.4]])
     cost = parse_table("2:16,3:16")
     for margin, expected in ((0.25, 1), (0.2, 2)):

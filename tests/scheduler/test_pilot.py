@@ -5,6 +5,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -32,7 +33,7 @@ def make(code_mode: Any, per_request: bool, control: Path | None = None) -> Pilo
 
 
 class Run:
-    """A random serving run, told to the pilot and to the oracle alike, until `hook` has seen every step."""
+    """A random serving run, told to the pilot and to the oracle alike."""
 
     def __init__(self, pilot: Pilot, expected: oracle.Serve, seed: int) -> None:
         self.pilot, self.expected = pilot, expected
@@ -90,7 +91,7 @@ class Run:
         state = self.pilot.controller.settle()
         x = {p.name: float(v) for p, v in zip(*self.parameters(), strict=True)}
         np.testing.assert_allclose(
-            [x["base"], x["per_expert"], x["per_token"], x["diversity"]], self.expected.cost.x, rtol=1e-8
+            [x["base"], x["per_expert"], x["per_token"], x["diversity"]], self.expected.cost.x, rtol=1e-9
         )
         assert int(state.taught) == self.expected.cost.n
         np.testing.assert_allclose(state.pools[0], self.expected.usual.g, rtol=1e-9)
@@ -104,8 +105,6 @@ class Run:
                 )
 
     def parameters(self) -> tuple[Any, Any]:
-        import jax
-
         model = self.pilot.controller.settle().belief.model
         return model.parameters(), jax.tree.leaves(model)
 
