@@ -60,7 +60,8 @@ def fit_cost(
     """
     measured = np.asarray(ms, np.float64)
     shapes = [np.shape(leaf) for leaf in jax.tree.leaves(steps)]
-    if measured.ndim != 1 or not measured.size or any(shape != measured.shape for shape in shapes):
+    fits = np.shape(steps.tokens) == measured.shape and all(shape in (measured.shape, ()) for shape in shapes)
+    if measured.ndim != 1 or not measured.size or not fits:
         raise ValueError(f"features and ms must have one equal axis, given shapes {shapes} and {measured.shape}")
     if not all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(steps)):
         raise ValueError("every feature must be finite")
