@@ -35,11 +35,21 @@ class DraftLengths(NamedTuple):
     each: Int[np.ndarray, " n"] | None
 
 
-class _Pending(NamedTuple):
-    """A step's output that the controller has been told of and the compiled step has not yet."""
+class StepMeasures(NamedTuple):
+    """A step's features in plain numbers, as `StepFeatures` has them."""
 
     tokens: int
     requests: int
+    drafting: int = 0
+    context: int = 0
+    prefill: int = 0
+    uneven: bool = False
+
+
+class _Pending(NamedTuple):
+    """A step's output that the controller has been told of and the compiled step has not yet."""
+
+    step: StepMeasures
     ms: float
     teaches: bool
     slots: list[int]
@@ -48,7 +58,7 @@ class _Pending(NamedTuple):
     mode: list[int]
 
 
-_NOTHING = _Pending(0, 0, 0.0, False, [], [], [], [])
+_NOTHING = _Pending(StepMeasures(0, 0), 0.0, False, [], [], [], [])
 
 
 class CompiledController:
@@ -60,17 +70,21 @@ class CompiledController:
 
     Attributes:
         learns_cost: whether steps teach the cost model.
+        expects_exact_times: whether only a step's own time may teach, then prompts included.
+        counts_unobserved: whether requests that were never observed are decided for too.
     """
 
     def __init__(self, controller: Controller, cost: AbstractCostModel, max_requests: int) -> None:
-        """Compiles the step for 1, 2, 4, ... up to at least `max_requests` requests, on the CPU, in float64.
+        """Compiles the step for 1, 4, 16, ... up to at least `max_requests` requests, on the CPU, in float64.
 
         Raises:
             ValueError: `cost` does not name its parameters, or `max_requests` is not positive.
         """
         if max_requests < 1:
             raise ValueError(f"max_requests must be at least 1, given {max_requests}")
-        self.learns_cost = controller.learns_cost
+        self.learns_cost = controller.learner.learns
+        self.expects_exact_times = controller.learner.expects_exact_times
+        self.counts_unobserved = controller.policy.counts_unobserved
         self._draft_limit = controller.draft_limit
         cpu = jax.local_devices(backend="cpu")[0]
         on_cpu = jax.sharding.SingleDeviceSharding(cpu)
@@ -79,7 +93,7 @@ class CompiledController:
             row = jax.tree.map(lambda leaf: leaf[0], controller.init_rows(state, 1))
             self._state_layout, row_layout = Layout(state), Layout(row)
             self._state = np.array(self._state_layout.pack(state))
-        sizes = [1 << exponent for exponent in range((max_requests - 1).bit_length() + 1)]
+        sizes = [4**exponent for exponent in range(_size_index(max_requests) + 1)]
         with ThreadPoolExecutor() as pool:  # XLA compiles without the GIL
             self._steps = list(
                 pool.map(lambda size: _CompiledStep(controller, self._state_layout, row_layout, size, on_cpu), sizes)
@@ -94,14 +108,11 @@ class CompiledController:
         """Whether the request has been observed."""
         return request_id in self._slots
 
-    def observe(
-        self, *, tokens: int, requests: int, ms: float, teaches: bool, outcomes: Iterable[DraftOutcome]
-    ) -> None:
-        """Takes a step's output: its verified `tokens` and `requests`, its time, and its drafts in output order.
+    def observe(self, *, step: StepMeasures, ms: float, teaches: bool, outcomes: Iterable[DraftOutcome]) -> None:
+        """Takes a step's output: what it was, its time, and its drafts in output order.
 
         Args:
-            tokens: verified tokens of the step.
-            requests: requests of the step.
+            step: its features.
             ms: that it took.
             teaches: whether `ms` is the step's own time.
             outcomes: of the requests that had drafts, each at most once.
@@ -117,8 +128,7 @@ class CompiledController:
             if not 0 <= outcome.accepted <= outcome.drafted or not 1 <= outcome.drafted <= self._draft_limit:
                 raise ValueError(f"drafted must be 1 to {self._draft_limit}, accepted 0 to drafted, given {outcome}")
         self._pending = _Pending(
-            tokens,
-            requests,
+            step,
             ms,
             teaches,
             slots=[self._slot_of(outcome.request_id) for outcome in outcomes],
@@ -127,16 +137,25 @@ class CompiledController:
             mode=[outcome.mode for outcome in outcomes],
         )
 
-    def decide(self, request_ids: Sequence[str], modes: Sequence[int]) -> DraftLengths:
-        """The draft lengths of the decoding requests, given in the step's order with the mode of each one's text.
+    def decide(
+        self, request_ids: Sequence[str], modes: Sequence[int], context: int = 0, prefill: int = 0
+    ) -> DraftLengths:
+        """The draft lengths of the requests, given in the step's order with the mode of each one's text.
+
+        Args:
+            request_ids: of the step; only those that were observed, unless the controller counts the others too.
+            modes: of their texts.
+            context: KV tokens that the step reads.
+            prefill: tokens of prompts that it takes in.
 
         Raises:
-            KeyError: a request that has never been observed.
+            KeyError: a request that has never been observed, where only observed ones are counted.
         """
-        slots = [self._slots[request_id] for request_id in request_ids]
+        slots_of = self._slot_of if self.counts_unobserved else self._slots.__getitem__
+        slots = [slots_of(request_id) for request_id in request_ids]
         if len({*slots, *self._pending.slots}) > self._steps[-1].size:
             self._settle_pending()
-        return self._run(self._pending, slots, modes)
+        return self._run(self._pending, slots, modes, context, prefill)
 
     def forget(self, request_id: str) -> None:
         """Drops the request's state, after the observation that is still to be taken in."""
@@ -185,10 +204,12 @@ class CompiledController:
         self._free.extend(self._leaving)
         self._leaving.clear()
 
-    def _run(self, outcome: _Pending, batch_slots: list[int], modes: Sequence[int]) -> DraftLengths:
+    def _run(
+        self, outcome: _Pending, batch_slots: list[int], modes: Sequence[int], context: int = 0, prefill: int = 0
+    ) -> DraftLengths:
         row_of = {slot: row for row, slot in enumerate(dict.fromkeys((*batch_slots, *outcome.slots)))}
         slots = list(row_of)
-        step = self._steps[(max(len(slots), 1) - 1).bit_length()]
+        step = self._steps[_size_index(max(len(slots), 1))]
         decision = step(
             self._state,
             self._rows,
@@ -197,10 +218,19 @@ class CompiledController:
             observed=[row_of[slot] for slot in outcome.slots],
             decoding=[row_of[slot] for slot in batch_slots],
             modes=modes,
+            scalars=(*outcome.step, outcome.ms, outcome.teaches, context, prefill),
         )
         self._pending = _NOTHING
         self._release_leaving()
         return decision
+
+
+def _size_index(requests: int) -> int:
+    """Which of the sizes 1, 4, 16, ... is the first that holds so many requests.
+
+    Twice as many sizes would save at most a few microseconds a step, and double the time to start.
+    """
+    return ((requests - 1).bit_length() + 1) // 2
 
 
 class _CompiledStep:
@@ -233,7 +263,8 @@ class _CompiledStep:
         # Views into it, each bound once: looking up a field of an equinox module takes half a microsecond.
         self._state, self._rows, outcome, batch = layout_in.views(self._flat)
         seen = outcome.observations
-        self._scalars = (outcome.step.tokens, outcome.step.requests, outcome.ms, outcome.teaches)
+        features = [getattr(outcome.step, name) for name in StepMeasures._fields]
+        self._scalars = (*features, outcome.ms, outcome.teaches, batch.context, batch.prefill)
         self._observed = (seen.row, seen.drafted, seen.accepted, seen.mode)
         self._batch = (batch.row, batch.mode)
         signature = jax.ShapeDtypeStruct(self._flat.shape, self._flat.dtype, sharding=sharding)
@@ -252,11 +283,11 @@ class _CompiledStep:
         observed: list[int],
         decoding: list[int],
         modes: Sequence[int],
+        scalars: tuple[float | int | bool, ...],
     ) -> DraftLengths:
         """Steps `state` and the rows of `table` at `slots` in place; `observed` and `decoding` index `slots`."""
         self._state[:] = state
         self._rows[: len(slots)] = table[slots]
-        scalars = (outcome.tokens, outcome.requests, outcome.ms, outcome.teaches)
         for view, value in zip(self._scalars, scalars, strict=True):
             view[...] = value
         self._fill(self._observed, (observed, outcome.drafted, outcome.accepted, outcome.mode))
@@ -285,9 +316,9 @@ def _example_inputs(size: int) -> tuple[Outcome, Batch]:
     each: Any = np.zeros(size, np.int32)
     truth: Any = np.zeros((), np.bool_)
     outcome = Outcome(
-        step=StepFeatures(tokens=number, requests=number),
+        step=StepFeatures(*[number] * len(StepMeasures._fields)),
         ms=number,
         teaches=truth,
         observations=Observations(row=each, drafted=each, accepted=each, mode=each),
     )
-    return outcome, Batch(row=each, mode=each)
+    return outcome, Batch(row=each, mode=each, context=number, prefill=number)

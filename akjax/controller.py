@@ -5,14 +5,15 @@ from typing import Any, Literal
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Bool, Float, Int, PyTree
 
-from akjax.acceptance import AbstractAcceptanceModel, RunningRates, survival
+from akjax.acceptance import AbstractAcceptanceModel, Verified
 from akjax.arrays import Array
 from akjax.cost.model import AbstractCostModel
-from akjax.ekf import Belief, prior_belief, update
 from akjax.features import StepFeatures
-from akjax.policy import batch_draft_length, per_request_draft_lengths
+from akjax.learner import AbstractCostLearner, CostState
+from akjax.policy import AbstractPolicy, Decision, Prospect
 
 CodeMode = Literal["gated", "1", "0"]
 
@@ -20,26 +21,21 @@ CodeMode = Literal["gated", "1", "0"]
 # CODE and TOOL have one each, taught and used only in their mode.
 USUAL, CODE, TOOL = range(3)
 
-# Rate of the running mean of the relative prediction error.
-ERROR_RATE = 0.05
-
 
 class ControllerState(eqx.Module):
     """All that is learned and shared by the requests.
 
     Attributes:
-        belief: the cost model and its covariance.
-        error: running mean of |measured - predicted| / predicted over the steps taught, from 0.
-        taught: steps that taught the cost model.
+        cost: what is known of the cost of a step.
         pools: the acceptance model's pool, one for each mode along the leading axis.
-        draft_length: the current k of the batch.
+        choice: what the policy remembers.
+        undrafted_ago: steps since the last one without drafts, as far as it matters.
     """
 
-    belief: Belief
-    error: Float[Array, ""]
-    taught: Int[Array, ""]
+    cost: CostState
     pools: PyTree[Float[Array, "modes ..."]]
-    draft_length: Int[Array, ""]
+    choice: PyTree[Array]
+    undrafted_ago: Int[Array, ""]
 
 
 class RequestRows(eqx.Module):
@@ -76,7 +72,7 @@ class Outcome(eqx.Module):
     Attributes:
         step: the features of the step.
         ms: that it took.
-        teaches: whether `ms` is the step's own time. It still has to be near the prediction to teach.
+        teaches: whether `ms` is the step's own time. The learner may still refuse it.
         observations: of the requests that had drafts.
     """
 
@@ -87,60 +83,50 @@ class Outcome(eqx.Module):
 
 
 class Batch(eqx.Module):
-    """The decoding requests that the next step will verify drafts of, in the step's order.
+    """The requests that the next step will verify drafts of, in the step's order.
 
     Attributes:
         row: of the request in `RequestRows`; the number of rows marks padding.
         mode: of the request now.
+        context: KV tokens that the step being scheduled reads, for all its requests.
+        prefill: tokens of prompts that it takes in.
     """
 
     row: Int[Array, " n"]
     mode: Int[Array, " n"]
-
-
-class Decision(eqx.Module):
-    """How many drafts to verify next.
-
-    Attributes:
-        draft_length: for the whole batch: the largest of `per_request` if the step has lengths of its own.
-        per_request: of each request of the `Batch`, or None if the controller never chooses them.
-    """
-
-    draft_length: Int[Array, ""]
-    per_request: Int[Array, " n"] | None
+    context: Float[Array, ""]
+    prefill: Float[Array, ""]
 
 
 class Controller(eqx.Module):
     """The rules by which a step teaches and draft lengths are chosen; all that changes is in its arguments.
 
     Attributes:
-        acceptance: the acceptance model.
+        acceptance: which drafts get accepted.
+        learner: how steps teach their cost.
+        policy: how draft lengths are chosen.
         draft_limit: K, the most drafts of a request.
-        levels: the draft lengths that the batch may have, ascending.
-        margin: relative gain below which the batch's draft length stays.
-        per_request: whether each request gets a length of its own, in steps of two or more decoding requests. Goes
-            by the usual rates, whatever the code mode.
         code_mode: "gated" uses a mode's rates if all decoding requests are in it; "1" for each request in it; "0"
             knows no modes.
-        learns_cost: whether steps teach the cost model.
-        relative_noise: of a step's time, for the filter.
+        uses_modes: whether the modes' rates are used at all, or only learned.
+        usual_is_prose: whether the usual rates learn from prose alone; else from every text, whatever its mode.
+        unsettled_steps: steps after one without drafts whose acceptance teaches nothing, since the drafter may not
+            have kept up.
     """
 
-    acceptance: AbstractAcceptanceModel = eqx.field(default_factory=RunningRates)
+    acceptance: AbstractAcceptanceModel
+    learner: AbstractCostLearner
+    policy: AbstractPolicy
     draft_limit: int = eqx.field(static=True, kw_only=True)
-    levels: tuple[int, ...] = eqx.field(static=True, kw_only=True)
-    margin: float = eqx.field(static=True, kw_only=True, default=0.03)
-    per_request: bool = eqx.field(static=True, kw_only=True, default=False)
     code_mode: CodeMode = eqx.field(static=True, kw_only=True, default="gated")
-    learns_cost: bool = eqx.field(static=True, kw_only=True, default=True)
-    relative_noise: float = eqx.field(static=True, kw_only=True, default=0.05)
+    uses_modes: bool = eqx.field(static=True, kw_only=True, default=True)
+    usual_is_prose: bool = eqx.field(static=True, kw_only=True, default=False)
+    unsettled_steps: int = eqx.field(static=True, kw_only=True, default=0)
 
     def __check_init__(self) -> None:
         """Refuses levels that no step could have."""
-        if not self.levels or list(self.levels) != sorted({*self.levels}):
-            raise ValueError(f"levels must be distinct and ascending, given {self.levels}")
-        if not (self.levels[0] >= 1 and self.levels[-1] <= self.draft_limit):
-            raise ValueError(f"levels must lie between 1 and K={self.draft_limit}, given {self.levels}")
+        if self.policy.levels[-1] > self.draft_limit:
+            raise ValueError(f"levels must be at most K={self.draft_limit}, given {self.policy.levels}")
 
     @property
     def modes(self) -> int:
@@ -151,11 +137,10 @@ class Controller(eqx.Module):
         """The state before the first step: `cost` and its prior, the acceptance prior, and k at its maximum."""
         pool = self.acceptance.init_pool(self.draft_limit)
         return ControllerState(
-            belief=prior_belief(cost),
-            error=jnp.zeros(()),
-            taught=jnp.zeros((), jnp.int32),
+            cost=self.learner.init(cost),
             pools=jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (self.modes, *leaf.shape)), pool),
-            draft_length=jnp.asarray(self.draft_limit, jnp.int32),
+            choice=self.policy.init(self.draft_limit),
+            undrafted_ago=jnp.asarray(self.unsettled_steps, jnp.int32),
         )
 
     def init_rows(self, state: ControllerState, rows: int) -> RequestRows:
@@ -170,42 +155,45 @@ class Controller(eqx.Module):
         self, state: ControllerState, rows: RequestRows, outcome: Outcome, batch: Batch
     ) -> tuple[ControllerState, RequestRows, Decision]:
         """Learns from a step's output, the cost first, then the drafts, then decides for the scheduled batch."""
-        state = self._teach(state, outcome)
-        state, rows = self._observe(state, rows, outcome.observations)
+        cost = self.learner.learn(state.cost, outcome.step, outcome.ms, outcome.teaches)
+        state = eqx.tree_at(lambda s: s.cost, state, cost)
+        state, rows = self._observe(state, rows, outcome)
         return self._choose(state, rows, batch)
 
-    def _teach(self, state: ControllerState, outcome: Outcome) -> ControllerState:
-        if not self.learns_cost:
-            return state
-        belief, innovation = update(state.belief, outcome.step, outcome.ms, self.relative_noise)
-        predicted = innovation.predicted
-        near = (0.5 * predicted < outcome.ms) & (outcome.ms < 2.0 * predicted + 20.0)
-        error = state.error + ERROR_RATE * (jnp.abs(innovation.residual) / predicted - state.error)
-        return _where(
-            outcome.teaches & near,
-            eqx.tree_at(lambda s: (s.belief, s.error, s.taught), state, (belief, error, state.taught + 1)),
-            state,
-        )
+    def draft_length(self, state: ControllerState) -> Int[Array, ""]:
+        """The draft length that the batch has now."""
+        return self.policy.draft_length(state.choice)
 
     def _observe(
-        self, state: ControllerState, rows: RequestRows, seen: Observations
+        self, state: ControllerState, rows: RequestRows, outcome: Outcome
     ) -> tuple[ControllerState, RequestRows]:
-        """One request after the other: each moves the pools that the next ones are compared with."""
-        modes = jnp.arange(self.modes, dtype=jnp.int32)
-
-        def one(pools: Any, request: tuple[RequestRows, Observations, Bool[Array, ""]]) -> tuple[Any, RequestRows]:
-            row, seen, real = request
-            active = real & ((modes == USUAL) | (modes == seen.mode))
-            known = _where(row.made, row.states, jax.vmap(self.acceptance.init_request)(pools))
-            new_pools, new_states = jax.vmap(self.acceptance.observe, in_axes=(0, 0, None, None))(
-                pools, known, seen.drafted, seen.accepted
-            )
-            row = RequestRows(states=_where(active, new_states, row.states), made=row.made | active)
-            return _where(active, new_pools, pools), row
-
+        """Every mode's rates learn from the requests that are in it, the usual ones from all."""
+        seen, step = outcome.observations, outcome.step
         real = seen.row < rows.made.shape[0]
-        pools, observed = jax.lax.scan(one, state.pools, (_take(rows, seen.row), seen, real))
-        return eqx.tree_at(lambda s: s.pools, state, pools), _put(rows, seen.row, observed)
+        ago = state.undrafted_ago
+        if self.unsettled_steps:
+            real = real & (ago >= self.unsettled_steps)
+            undrafted = (step.tokens == step.requests) & (step.prefill == 0)
+            later = jnp.where(undrafted, 0, jnp.minimum(ago + 1, self.unsettled_steps))
+            ago = jnp.where(step.requests > 0, later, ago)
+        modes = np.arange(self.modes, dtype=np.int32)
+        requests = _take(rows, seen.row)
+        counts = modes[None, :] == seen.mode[:, None]
+        if not self.usual_is_prose:
+            counts = counts | (modes == USUAL)[None, :]
+        counts = real[:, None] & counts
+        verified = Verified(
+            drafted=jnp.broadcast_to(seen.drafted[:, None], counts.shape),
+            accepted=jnp.broadcast_to(seen.accepted[:, None], counts.shape),
+            counts=counts,
+            fresh=~requests.made,
+        )
+        pools, states = jax.vmap(self.acceptance.observe_step, in_axes=(0, 1, 1, None), out_axes=(0, 1))(
+            state.pools, requests.states, verified, step
+        )
+        observed = RequestRows(states=states, made=requests.made | counts)
+        state = eqx.tree_at(lambda s: (s.pools, s.undrafted_ago), state, (pools, ago))
+        return state, _put(rows, seen.row, observed)
 
     def _choose(
         self, state: ControllerState, rows: RequestRows, batch: Batch
@@ -214,25 +202,11 @@ class Controller(eqx.Module):
         used = self._modes_used(batch.mode, decoding)
         requests = self._made_for_use(state, _take(rows, batch.row), used)
         rows = _put(rows, batch.row, requests)
-        rates = jax.vmap(self.acceptance.conditional_rates)(
-            jax.tree.map(lambda leaf: leaf[used], state.pools),
-            jax.tree.map(lambda leaf: leaf[jnp.arange(len(used)), used], requests.states),
-        )
-        alive = survival(rates)
-        cost = state.belief.model
-        of_batch = batch_draft_length(alive, decoding, cost, self.levels, state.draft_length, self.margin)
-        if not self.per_request:
-            return eqx.tree_at(lambda s: s.draft_length, state, of_batch), rows, Decision(of_batch, None)
-
-        own = per_request_draft_lengths(alive, decoding, cost)
-        each_its_own = jnp.sum(decoding) >= 2
-        of_batch = jnp.where(each_its_own, state.draft_length, of_batch)
-        largest = jnp.max(jnp.where(decoding, own, 1))
-        decision = Decision(
-            draft_length=jnp.where(each_its_own, largest, of_batch),
-            per_request=jnp.where(each_its_own, own, of_batch),
-        )
-        return eqx.tree_at(lambda s: s.draft_length, state, of_batch), rows, decision
+        own = jax.tree.map(lambda leaf: leaf[np.arange(len(used)), used], requests.states)
+        drafts = self.acceptance.forecast(state.pools, own, used, self.draft_length(state))
+        prospect = Prospect(drafts, decoding, batch.context, batch.prefill, self.learner, state.cost)
+        choice, decision = self.policy.choose(state.choice, prospect)
+        return eqx.tree_at(lambda s: s.choice, state, choice), rows, decision
 
     def _made_for_use(self, state: ControllerState, requests: RequestRows, used: Int[Array, " n"]) -> RequestRows:
         """The requests, each with the state of the mode that is about to be read."""
@@ -244,8 +218,8 @@ class Controller(eqx.Module):
         )
 
     def _modes_used(self, mode: Int[Array, " n"], decoding: Bool[Array, " n"]) -> Int[Array, " n"]:
-        """The mode whose rates say each request's survival: the usual ones wherever requests get their own lengths."""
-        if self.code_mode == "0" or self.per_request:
+        """The mode whose rates say each request's survival."""
+        if self.code_mode == "0" or not self.uses_modes:
             return jnp.full_like(mode, USUAL)
         if self.code_mode == "1":
             return mode

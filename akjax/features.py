@@ -8,7 +8,7 @@ from akjax.arrays import Array
 
 
 def _none() -> Float[Array, ""]:
-    return np.zeros(())
+    return np.zeros(())  # pyright: ignore[reportReturnType]
 
 
 class StepFeatures(eqx.Module):

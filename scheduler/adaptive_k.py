@@ -1,11 +1,13 @@
 """vLLM's scheduler, with draft lengths chosen by the models."""
 
+from collections import deque
 from collections.abc import Callable
 from time import monotonic
 from typing import Any, TypeVar
 
 from vllm.logger import init_logger
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
@@ -13,7 +15,7 @@ from vllm.v1.request import Request
 from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
 from .assembly import assemble
-from .pilot import DraftPlan, Pilot, VerifiedDrafts
+from .pilot import DraftPlan, Pilot, ScheduledStep, VerifiedDrafts
 from .reports import describe_cost
 
 # A server's log shows the loggers below `vllm` only.
@@ -27,8 +29,8 @@ class AdaptiveKScheduler(AsyncScheduler):
 
     Use it by `--scheduler-cls akjax.scheduler.AdaptiveKScheduler`. It reads vLLM's hooks and writes two things:
     `SchedulerOutput.num_spec_tokens_to_schedule`, and where requests have lengths of their own, how many of their
-    drafts are kept. A fault of ours never stops serving: it is logged once, and from then on the engine runs on
-    its static schedule.
+    drafts are kept. Where requests come and where vLLM is paused it only listens, to tell a pause from a long step.
+    A fault of ours never stops serving: it is logged once, and from then on the engine runs on its static schedule.
 
     Attributes:
         pilot: what observes and decides; None where k must stay as configured, and after a fault.
@@ -45,6 +47,18 @@ class AdaptiveKScheduler(AsyncScheduler):
         self.pilot: Pilot | None = assemble(self.vllm_config, self.dynamic_sd_lookup, _log)
         self.plan: DraftPlan | None = None
         self._verified: list[VerifiedDrafts] = []
+        self._in_flight: deque[tuple[SchedulerOutput, ScheduledStep]] = deque()
+
+    def add_request(self, request: Request) -> None:
+        """Takes a request; if there was none that could run, the engine has waited for this one."""
+        if not self.has_unfinished_requests():
+            self._with_pilot(Pilot.idle)
+        super().add_request(request)
+
+    def set_pause_state(self, pause_state: PauseState) -> None:
+        """Pauses vLLM or lets it go on: either way the time up to the next output is not a step's."""
+        self._with_pilot(Pilot.idle)
+        super().set_pause_state(pause_state)
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
         self.plan = self._with_pilot(self._planned, scheduler_output)
@@ -96,24 +110,42 @@ class AdaptiveKScheduler(AsyncScheduler):
         super().shutdown()
 
     def _planned(self, pilot: Pilot, scheduler_output: SchedulerOutput) -> DraftPlan:
-        requests = self.requests
-        return pilot.scheduled(
-            {request_id: requests[request_id].output_token_ids for request_id in scheduler_output.num_scheduled_tokens},
+        requests = [self.requests[request_id] for request_id in scheduler_output.num_scheduled_tokens]
+        step = ScheduledStep(
+            scheduler_output.num_scheduled_tokens,
+            scheduler_output.scheduled_spec_decode_tokens,
+            # With async scheduling drafts that may yet be rejected are among them: a few tokens for each request.
+            context=sum([request.num_computed_tokens for request in requests]),
+        )
+        plan = pilot.scheduled(
+            {request.request_id: request.output_token_ids for request in requests},
             finished=scheduler_output.finished_req_ids,
             now=monotonic(),
+            context=step.context,
+            prefill=step.prefill,
         )
+        self._in_flight.append((scheduler_output, step._replace(drafting=plan.draft_length)))
+        return plan
 
     def _observed(self, pilot: Pilot, scheduler_output: SchedulerOutput, now: float) -> None:
+        step = self._arrived(scheduler_output)
+        if step is None:
+            return
         # No drafter has seen a request in its first step, or its first after a preemption: what vLLM verifies there,
         # where it has no dynamic schedule, is padding up to a uniform batch.
         undrafted = {request.req_id for request in scheduler_output.scheduled_new_reqs}
         undrafted |= scheduler_output.scheduled_cached_reqs.resumed_req_ids
-        pilot.output(
-            scheduler_output.num_scheduled_tokens,
-            scheduler_output.scheduled_spec_decode_tokens,
-            [drafts for drafts in self._verified if drafts.request_id not in undrafted],
-            now,
-        )
+        pilot.output(step, [drafts for drafts in self._verified if drafts.request_id not in undrafted], now)
+
+    def _arrived(self, scheduler_output: SchedulerOutput) -> ScheduledStep | None:
+        """The step of an output as it was planned; None if it was not. Outputs arrive in the order of their steps,
+        so those before it that never came are dropped.
+        """
+        while self._in_flight:
+            scheduled, step = self._in_flight.popleft()
+            if scheduled is scheduler_output:
+                return step
+        return None
 
     @staticmethod
     def _trim(request: Request, plan: DraftPlan) -> None:
@@ -129,6 +161,7 @@ class AdaptiveKScheduler(AsyncScheduler):
             return action(self.pilot, *args)
         except Exception:
             self.pilot = self.plan = None
+            self._in_flight.clear()
             logger.exception("adaptive k: stopped by a fault of its own; the engine goes on with its static schedule")
             return None
 

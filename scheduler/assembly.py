@@ -8,9 +8,11 @@ from vllm.tokenizers import cached_tokenizer_from_config
 from akjax.acceptance import RunningRates
 from akjax.compiled_controller import CompiledController
 from akjax.controller import Controller
-from akjax.cost import AbstractCostModel, dense_cost, reference_cost
+from akjax.controllers import default_controller, reference_controller
+from akjax.cost import AbstractCostModel, dense_cost, reference_cost, serving_cost
 
-from .control_file import ControlFile
+from .control_file import ControlFile, PolicyName
+from .cuda_graphs import captured_sizes
 from .jax_process import keep_to_cpu
 from .levels import levels_of_schedule, out_of_reach
 from .modes import ModeTracker, Vocabulary
@@ -46,43 +48,90 @@ def assemble(vllm_config: VllmConfig, lookup: Sequence[int] | None, log: Callabl
     draft_limit = speculation.num_speculative_tokens
     schedule = speculation.num_speculative_tokens_per_batch_size
     levels = levels_of_schedule(lookup, schedule, draft_limit)
-    cost = cost_model(settings, routing_of(vllm_config.model_config.hf_text_config))
+    routing = routing_of_model(settings, routing_of(vllm_config.model_config.hf_text_config))
+    sizes = captured_sizes(vllm_config)
     vocabulary = None if settings.code_mode == "0" else _vocabulary(vllm_config)
     if settings.code_mode != "0" and vocabulary is None:
         log("this engine has no tokenizer, so code and tool calls cannot be told from prose: code mode is off")
+        settings = settings.model_copy(update={"code_mode": "0"})
+    # The control file may name the other policy at any time, and nothing is compiled while serving.
+    others: tuple[PolicyName, ...] = () if settings.control is None else ("default", "reference")
+    rules = {
+        policy: controller_of(policy, settings, draft_limit, levels)
+        for policy in dict.fromkeys((settings.policy, *others))
+    }
+    costs = {policy: cost_model(policy, settings, routing, levels, sizes) for policy in rules}
     keep_to_cpu()
-    controller = CompiledController(
-        Controller(
-            RunningRates(alpha=settings.alpha),
-            draft_limit=draft_limit,
-            levels=levels,
-            margin=settings.margin,
-            per_request=settings.per_request,
-            code_mode="0" if vocabulary is None else settings.code_mode,
-            learns_cost=settings.online,
-        ),
-        cost,
-        max_requests=vllm_config.scheduler_config.max_num_seqs,
-    )
-    log(f"chooses k from {', '.join(map(str, levels))} (K={draft_limit}); {describe_cost(controller)}")
+    controllers = {
+        policy: CompiledController(rules[policy], costs[policy], vllm_config.scheduler_config.max_num_seqs)
+        for policy in rules
+    }
+    chosen_from = ", ".join(map(str, rules[settings.policy].policy.levels))
+    log(f"chooses k from {chosen_from} (K={draft_limit}); {describe_cost(controllers[settings.policy])}")
     if unreachable := out_of_reach(levels, schedule):
         log(
             f"k {', '.join(map(str, unreachable))} cannot be chosen: the schedule has it for more requests than"
             f" max_num_seqs={vllm_config.scheduler_config.max_num_seqs} only"
         )
     modes = None if vocabulary is None else ModeTracker(vocabulary)
-    return Pilot(controller, ControlFile(settings.control, draft_limit), modes, Reports(log))
+    return Pilot(controllers, ControlFile(settings.control, draft_limit, min(levels[0], 1)), modes, Reports(log))
 
 
-def cost_model(settings: Settings, routing: Routing | None) -> AbstractCostModel:
-    """The cost model that serving starts with; the settings' experts and top_k go before the served model's.
+def controller_of(policy: PolicyName, settings: Settings, draft_limit: int, levels: tuple[int, ...]) -> Controller:
+    """The rules of a policy; the reference's know no draft length of 0."""
+    if policy == "default":
+        return default_controller(
+            draft_limit=draft_limit,
+            levels=levels,
+            per_request=settings.per_request,
+            code_mode=settings.code_mode,
+            learns_cost=settings.online,
+        )
+    return reference_controller(
+        RunningRates(alpha=settings.alpha),
+        draft_limit=draft_limit,
+        levels=tuple(level for level in levels if level > 0),
+        margin=settings.margin,
+        per_request=settings.per_request,
+        code_mode=settings.code_mode,
+        learns_cost=settings.online,
+    )
+
+
+def cost_model(
+    policy: PolicyName, settings: Settings, routing: Routing | None, levels: tuple[int, ...], sizes: tuple[int, ...]
+) -> AbstractCostModel:
+    """The cost model that a policy starts with.
+
+    Args:
+        policy: that it is for.
+        settings: of the operator.
+        routing: of the served model, None if it is dense.
+        levels: the draft lengths that may be chosen.
+        sizes: the numbers of tokens that steps are padded to; none if they are not.
 
     Raises:
-        SettingsError: only one of experts and top_k is set, and the model's config does not have the other.
+        SettingsError: no base, which the default policy learns in its logarithm.
     """
     if not settings.online:
         return settings.cost_ms
     base, per_expert, per_token = settings.model
+    experts, top_k = (None, None) if routing is None else (routing.experts, routing.top_k)
+    if policy == "default":
+        if base == 0:
+            raise SettingsError(f"{PREFIX}MODEL={settings.model}: the first number, ms of any step, must be above 0")
+        return serving_cost(base, per_expert, per_token, lengths=levels, experts=experts, top_k=top_k, sizes=sizes)
+    if experts is None or top_k is None:
+        return dense_cost(base, per_token)
+    return reference_cost(base, per_expert, per_token, experts=experts, top_k=top_k)
+
+
+def routing_of_model(settings: Settings, routing: Routing | None) -> Routing | None:
+    """How tokens are routed, None if all read the same weights; the settings go before the served model's config.
+
+    Raises:
+        SettingsError: only one of experts and top_k is set, and the model's config does not have the other.
+    """
     experts = settings.experts or (routing and routing.experts)
     top_k = settings.top_k or (routing and routing.top_k)
     if (experts is None) != (top_k is None):
@@ -93,8 +142,8 @@ def cost_model(settings: Settings, routing: Routing | None) -> AbstractCostModel
         )
     # With top_k of all experts every token reads the same weights, as in a dense model.
     if experts is None or top_k is None or top_k >= experts:
-        return dense_cost(base, per_token)
-    return reference_cost(base, per_expert, per_token, experts=experts, top_k=top_k)
+        return None
+    return Routing(experts, top_k)
 
 
 def _vocabulary(vllm_config: VllmConfig) -> Vocabulary | None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 def levels_of_schedule(
     lookup: Sequence[int] | None, schedule: Sequence[tuple[int, int, int]] | None, draft_limit: int
 ) -> tuple[int, ...]:
-    """The distinct positive draft lengths of vLLM's dynamic schedule, ascending; only K without a schedule.
+    """The distinct draft lengths of vLLM's dynamic schedule, ascending, 0 among them if it has one; else only K.
 
     Args:
         lookup: the schedule as vLLM's scheduler holds it: the draft length at each batch size, index 0 unused.
@@ -24,8 +24,8 @@ def levels_of_schedule(
             )
     if lookup is None:
         return (draft_limit,)
-    levels = tuple(sorted({length for length in lookup[1:] if length > 0}))
-    if not levels:
+    levels = tuple(sorted({*lookup[1:]}))
+    if levels[-1] == 0:
         raise ValueError(
             "num_speculative_tokens_per_batch_size: every draft length is 0, so there is none to choose;"
             f" give batch sizes draft lengths from 1 to {draft_limit}"
@@ -34,5 +34,5 @@ def levels_of_schedule(
 
 
 def out_of_reach(levels: Sequence[int], schedule: Sequence[tuple[int, int, int]] | None) -> tuple[int, ...]:
-    """The positive draft lengths that the operator wrote and that are no levels: those of batches that cannot be."""
-    return tuple(sorted({length for _, _, length in schedule or () if length > 0} - {*levels}))
+    """The draft lengths that the operator wrote and that are no levels, ascending: those of batches that cannot be."""
+    return tuple(sorted({length for _, _, length in schedule or ()} - {*levels}))

@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from akjax.compiled_controller import CompiledController, DraftOutcome
+from akjax.compiled_controller import CompiledController, DraftOutcome, StepMeasures
 from akjax.controller import USUAL
 
-from .control_file import ControlFile
+from .control_file import ControlFile, PolicyName
 from .modes import ModeTracker
 from .reports import Reports
 from .step_clock import StepClock, only_decodes
@@ -32,43 +32,105 @@ class VerifiedDrafts(NamedTuple):
     accepted: int
 
 
+class ScheduledStep(NamedTuple):
+    """A step as it was scheduled.
+
+    Attributes:
+        tokens: of each request, prompt tokens and drafts included.
+        drafts: the drafts among them, of the requests that have any.
+        context: KV tokens that it reads, for all its requests.
+        drafting: drafts that each request gets in it, for its next step.
+    """
+
+    tokens: Mapping[str, int]
+    drafts: Mapping[str, Sequence[int]]
+    context: int = 0
+    drafting: int = 0
+
+    @property
+    def prefill(self) -> int:
+        """Tokens of prompts: what its requests have beyond one token each and their drafts."""
+        verified = len(self.tokens) + sum(map(len, self.drafts.values()))
+        return max(sum(self.tokens.values()) - verified, 0)
+
+    @property
+    def measures(self) -> StepMeasures:
+        """Its features. A request without drafts verifies 0, so beside one with drafts it makes the step uneven."""
+        lengths = [*map(len, self.drafts.values())]
+        most = max(lengths, default=0)
+        return StepMeasures(
+            tokens=len(self.tokens) + sum(lengths),
+            requests=len(self.tokens),
+            drafting=self.drafting,
+            context=self.context,
+            prefill=self.prefill,
+            uneven=most > 0 and (len(lengths) < len(self.tokens) or min(lengths) < most),
+        )
+
+
 class Pilot:
     """Turns a step's schedule and output into observations, and the controller's decision into a plan."""
 
     def __init__(
         self,
-        controller: CompiledController,
+        controllers: Mapping[PolicyName, CompiledController],
         control: ControlFile,
         modes: ModeTracker | None,
         reports: Reports,
     ) -> None:
-        """`modes` is None if code mode is off."""
-        self.controller = controller
+        """The first of `controllers` is in charge until the control file names another; `modes` is None if code mode
+        is off.
+        """
         self.modes = modes
+        self._controllers = controllers
+        self._first: PolicyName = next(iter(controllers))
+        self._active: PolicyName = self._first
         self._control = control
         self._reports = reports
         self._clock = StepClock()
 
-    def scheduled(self, outputs: Mapping[str, Sequence[int]], finished: Iterable[str], now: float) -> DraftPlan:
+    @property
+    def controller(self) -> CompiledController:
+        """The one in charge: it alone observes, so that a policy is judged by what it learned itself."""
+        return self._controllers[self._active]
+
+    def scheduled(
+        self,
+        outputs: Mapping[str, Sequence[int]],
+        finished: Iterable[str],
+        now: float,
+        *,
+        context: int = 0,
+        prefill: int = 0,
+    ) -> DraftPlan:
         """The plan for the requests of the step just scheduled.
 
         Args:
             outputs: the output tokens so far of each scheduled request, in the step's order.
             finished: requests that ended since the last step, by whatever cause.
             now: monotonic, in seconds.
+            context: KV tokens that the step reads, for all its requests.
+            prefill: tokens of prompts that it takes in.
         """
         for request_id in finished:
-            self.controller.forget(request_id)
+            for controller in self._controllers.values():
+                controller.forget(request_id)
             if self.modes is not None:
                 self.modes.forget(request_id)
         if self.modes is not None:
             for request_id, tokens in outputs.items():
                 self.modes.follow(request_id, tokens)
 
-        forced = self._control.forced()
+        forced, policy = self._control.read()
+        if forced is None:
+            # While k is forced, whoever was in charge goes on learning.
+            self._take_charge(policy or self._first)
+        controller = self.controller
+        decoding: list[str] = []
+        if forced is None:
+            decoding = [r for r in outputs if controller.counts_unobserved or controller.knows(r)]
         # The call is made in any case: it takes in the last output.
-        decoding = [] if forced is not None else [r for r in outputs if self.controller.knows(r)]
-        lengths = self.controller.decide(decoding, [self._mode(request_id) for request_id in decoding])
+        lengths = controller.decide(decoding, [self._mode(request_id) for request_id in decoding], context, prefill)
         if forced is not None:
             plan = DraftPlan(forced, {})
         elif lengths.each is None:
@@ -76,35 +138,41 @@ class Pilot:
         else:
             plan = DraftPlan(lengths.batch, dict(zip(decoding, lengths.each.tolist(), strict=True)))
         if outputs:
-            self._reports.step(plan.draft_length, now, self.controller, self.modes)
+            self._reports.step(plan.draft_length, now, controller, self.modes)
         return plan
 
-    def output(
-        self,
-        scheduled: Mapping[str, int],
-        drafts: Mapping[str, Sequence[int]],
-        verified: Iterable[VerifiedDrafts],
-        now: float,
-    ) -> None:
+    def output(self, step: ScheduledStep, verified: Iterable[VerifiedDrafts], now: float) -> None:
         """Takes in a step's output.
 
         Args:
-            scheduled: tokens of each request of the step.
-            drafts: the drafts among them.
-            verified: what became of them, in output order.
+            step: as it was scheduled.
+            verified: what became of its drafts, in output order.
             now: when the output arrived; monotonic, in seconds.
         """
-        gap_ms = self._clock.gap_ms(now)
-        teaches = gap_ms is not None and only_decodes(scheduled, drafts)
+        controller = self.controller
+        exact = controller.expects_exact_times
+        gap_ms = self._clock.gap_ms(now, ran=bool(step.tokens) or not exact)
+        teaches = gap_ms is not None and (exact or only_decodes(step.tokens, step.drafts))
         if teaches and gap_ms is not None:
             self._reports.step_time(gap_ms)
-        self.controller.observe(
-            tokens=len(scheduled) + sum(map(len, drafts.values())),
-            requests=len(scheduled),
+        controller.observe(
+            step=step.measures,
             ms=gap_ms or 0.0,
             teaches=teaches,
             outcomes=[DraftOutcome(*outcome, self._mode(outcome.request_id)) for outcome in verified],
         )
+
+    def idle(self) -> None:
+        """The engine has had nothing to do: the time up to the next output is not a step's."""
+        if self.controller.expects_exact_times:
+            self._clock.idle()
+
+    def _take_charge(self, policy: PolicyName) -> None:
+        if policy != self._active and policy in self._controllers:
+            self.controller.settle()
+            self._active = policy
+            # A policy that goes by steps however long they took has let pauses pass as such.
+            self._clock.idle()
 
     def _mode(self, request_id: str) -> int:
         return USUAL if self.modes is None else self.modes.mode(request_id)

@@ -50,7 +50,7 @@ class Reports:
 
     def _model(self, controller: CompiledController, modes: ModeTracker | None) -> None:
         state = controller.settle()
-        taught = int(state.taught)
+        taught = int(state.cost.taught)
         if taught == self._taught:
             self._warn_if_nothing_teaches(controller)
             return
@@ -59,7 +59,10 @@ class Reports:
         self._log(describe_cost(controller) + ("" if modes is None else f", {modes.switches} mode switches"))
 
     def _warn_if_nothing_teaches(self, controller: CompiledController) -> None:
-        if self._warned or not controller.learns_cost or self._step_times < STEPS_BEFORE_WARNING:
+        # A learner of exact times starts again by itself where no time fits.
+        if self._warned or not controller.learns_cost or controller.expects_exact_times:
+            return
+        if self._step_times < STEPS_BEFORE_WARNING:
             return
         self._warned = True
         self._log(
@@ -72,11 +75,11 @@ class Reports:
 def describe_cost(controller: CompiledController) -> str:
     """What the cost model has learned, in a line."""
     state = controller.settle()
-    model = state.belief.model
+    model = state.cost.belief.model
     leaves = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(model)])
     values = zip(model.parameters(), leaves, strict=True)
     learned = ", ".join(
         f"{parameter.name} {float(value):.4g}{'' if parameter.unit == '1' else ' ' + parameter.unit}"
         for parameter, value in values
     )
-    return f"cost model: {learned}; {int(state.taught)} steps taught, mean error {float(state.error):.1%}"
+    return f"cost model: {learned}; {int(state.cost.taught)} steps taught, mean error {float(state.cost.error):.1%}"

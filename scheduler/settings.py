@@ -12,6 +12,8 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from akjax.controller import CodeMode
 from akjax.cost import CostTable, parse_table
 
+from .control_file import PolicyName
+
 PREFIX = "VLLM_ADAPTIVE_K_"
 SECTION = "adaptive_k"
 
@@ -60,8 +62,11 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True, arbitrary_types_allowed=True)
 
-    alpha: float = Field(0.25, gt=0, le=1, description="rate of a request's running acceptance, above 0 and at most 1")
-    margin: float = Field(0.03, ge=0, le=10, description="least relative gain for a change of k, from 0 to 10")
+    policy: PolicyName = Field("default", description="default, or reference for the reference algorithm")
+    alpha: float = Field(
+        0.25, gt=0, le=1, description="reference: rate of a request's running acceptance, above 0 and at most 1"
+    )
+    margin: float = Field(0.03, ge=0, le=10, description="reference: least relative gain for a change of k, 0 to 10")
     per_request: bool = Field(False, description="1 for a k for each request, 0 for one k for the batch")
     code_mode: Annotated[CodeMode, BeforeValidator(_parse_code_mode)] = Field(
         "gated",

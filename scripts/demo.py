@@ -5,67 +5,29 @@ file, in the same engine, beside adapting.
 """
 
 import itertools
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
-
-os.environ.update(
-    VLLM_ENABLE_V1_MULTIPROCESSING="0",  # the engine in this process, so that its scheduler can be looked at
-    VLLM_CPU_KVCACHE_SPACE="1",
-    HF_HUB_OFFLINE="1",
-    VLLM_LOGGING_LEVEL="ERROR",
-)
-
-from vllm import LLM, SamplingParams
 
 from akjax.scheduler.reports import describe_cost
 from tiny_pair.prompts import PROMPTS
+from tiny_pair.serving import Engine, Served
 
-PAIR = Path(__file__).parent / "tiny_pair"
 CONCURRENCIES = (1, 4, 16)
 # The lengths of the schedule are those that may be chosen, whatever the batch.
-SCHEDULE = [[1, 1, 10], [2, 2, 8], [3, 4, 6], [5, 8, 4], [9, 12, 2], [13, 16, 1]]
+SCHEDULE = [(1, 1, 10), (2, 2, 8), (3, 4, 6), (5, 8, 4), (9, 12, 2), (13, 16, 1)]
 LEVELS = sorted(k for _, _, k in SCHEDULE)
 # Where learning starts: a quick CPU core. The default start is that of a far larger model, whose
 # steps are so far from these that the gate would let none of them teach.
 START = "3.0,0.05,0.05"
 
-MAX_TOKENS = 160
 WARM_UP_SECONDS = 0.5
 ADAPT_SECONDS = 4.0
 COMPARE_SECONDS = 1.0
 ROUNDS = 2
 SLICES = 40
-
-
-@dataclass
-class Served:
-    """What a while of serving gave.
-
-    Attributes:
-        tokens: output tokens.
-        seconds: that it took.
-        k: planned in each step.
-    """
-
-    tokens: int = 0
-    seconds: float = 0.0
-    k: list[int] = field(default_factory=list)
-
-    @property
-    def rate(self) -> float:
-        """Tokens per second."""
-        return self.tokens / self.seconds
-
-    @property
-    def mean_k(self) -> float:
-        """Over the steps."""
-        return sum(self.k) / len(self.k)
 
 
 class LivePicture:
@@ -87,70 +49,23 @@ class LivePicture:
         self._steps[k] += 1
 
 
-class Engine:
-    """vLLM's engine, serving the tiny pair at a steady concurrency."""
+def serve(
+    engine: Engine,
+    kind: str,
+    concurrency: int,
+    seconds: float,
+    forced: int | None = None,
+    watch: Callable[[float, int], None] = lambda seconds, k: None,
+) -> Served:
+    """Keeps `concurrency` requests of a kind running for `seconds`, with k `forced` or chosen; `watch` sees it."""
+    command = "adapt" if forced is None else f"force {forced}"
+    return engine.serve(PROMPTS[kind], concurrency, seconds, command, watch=watch)
 
-    def __init__(self, control: Path) -> None:
-        """Starts it; `control` is its control file."""
-        os.environ["VLLM_ADAPTIVE_K_MODEL"] = START
-        os.environ["VLLM_ADAPTIVE_K_CONTROL"] = str(control)
-        self._control = control
-        self._llm = LLM(
-            model=str(PAIR / "target"),
-            dtype="float32",
-            enforce_eager=True,
-            max_model_len=1024,
-            use_tqdm_on_load=False,
-            max_num_seqs=max(CONCURRENCIES),
-            speculative_config={
-                "method": "draft_model",
-                "model": str(PAIR / "draft"),
-                "num_speculative_tokens": LEVELS[-1],
-                "num_speculative_tokens_per_batch_size": SCHEDULE,
-            },
-            scheduler_cls="akjax.scheduler.AdaptiveKScheduler",
-        )
-        self._ids = itertools.count()
-        core: Any = self._llm.llm_engine.engine_core
-        self._scheduler = core.engine_core.scheduler
 
-    def serve(
-        self,
-        kind: str,
-        concurrency: int,
-        seconds: float,
-        forced: int | None = None,
-        watch: Callable[[float, int], None] = lambda seconds, k: None,
-    ) -> Served:
-        """Keeps `concurrency` requests of a kind running for `seconds`, with k `forced` or chosen; `watch` sees it."""
-        self._control.write_text("adapt\n" if forced is None else f"force {forced}\n")
-        engine = self._llm.llm_engine
-        prompts = itertools.cycle(PROMPTS[kind])
-        lengths: dict[str, int] = {}
-        served = Served()
-        started = time.perf_counter()
-        while served.seconds < seconds:
-            while len(lengths) < concurrency:
-                request_id = f"{kind}-{next(self._ids)}"
-                engine.add_request(request_id, next(prompts), SamplingParams(temperature=0, max_tokens=MAX_TOKENS))
-                lengths[request_id] = 0
-            for output in engine.step():
-                length = len(output.outputs[0].token_ids)  # pyright: ignore[reportAttributeAccessIssue]
-                served.tokens += length - lengths[output.request_id]
-                lengths[output.request_id] = length
-                if output.finished:
-                    del lengths[output.request_id]
-            served.seconds = time.perf_counter() - started
-            served.k.append(self._scheduler.plan.draft_length)
-            watch(served.seconds, served.k[-1])
-        engine.abort_request(list(lengths), internal=False)
-        while engine.has_unfinished_requests():
-            engine.step()
-        return served
-
-    def learned(self) -> str:
-        """What the cost model knows by now."""
-        return describe_cost(self._scheduler.pilot.controller)
+def learned(engine: Engine) -> str:
+    """What the cost model knows by now."""
+    pilot = engine.scheduler.pilot
+    return "" if pilot is None else describe_cost(pilot.controller)
 
 
 def cells() -> Iterator[tuple[str, int]]:
@@ -161,7 +76,7 @@ def cells() -> Iterator[tuple[str, int]]:
 def warm_up(engine: Engine) -> None:
     """A moment at every k and concurrency, so that the cost model has seen each; by itself it sees what it chooses."""
     for kind, concurrency, k in itertools.product(list(PROMPTS)[:1], CONCURRENCIES, LEVELS):
-        engine.serve(kind, concurrency, WARM_UP_SECONDS, k)
+        serve(engine, kind, concurrency, WARM_UP_SECONDS, k)
 
 
 def show_adapting(engine: Engine) -> None:
@@ -169,9 +84,9 @@ def show_adapting(engine: Engine) -> None:
     heading(f"Adapting, {ADAPT_SECONDS:.0f} s each: k against time (a digit is the k of a slice of time; A is 10)")
     for kind, concurrency in cells():
         print(f"{kind:>5} x{concurrency:<2}  ", end="", flush=True)
-        served = engine.serve(kind, concurrency, ADAPT_SECONDS, watch=LivePicture(ADAPT_SECONDS / SLICES))
+        served = serve(engine, kind, concurrency, ADAPT_SECONDS, watch=LivePicture(ADAPT_SECONDS / SLICES))
         say(f"  mean k {served.mean_k:4.1f}  {served.rate:6.0f} tok/s")
-        say(f"           {engine.learned()}")
+        say(f"           {learned(engine)}")
 
 
 def show_comparison(engine: Engine) -> None:
@@ -183,7 +98,7 @@ def show_comparison(engine: Engine) -> None:
         sums = [0.0] * len(arms)
         for _ in range(ROUNDS):
             for number, arm in enumerate(arms):
-                sums[number] += engine.serve(kind, concurrency, COMPARE_SECONDS, arm).rate
+                sums[number] += serve(engine, kind, concurrency, COMPARE_SECONDS, arm).rate
         *fixed, adaptive = (total / ROUNDS for total in sums)
         say(
             f"{kind:<5} {concurrency:8d}"
@@ -207,13 +122,13 @@ def main() -> None:
     started = time.perf_counter()
     say("Starting vLLM with a Mixture-of-Experts model of 2.6 M parameters and its draft model ...")
     with TemporaryDirectory() as folder:
-        engine = Engine(Path(folder) / "control")
+        engine = Engine(Path(folder) / "control", SCHEDULE, max_requests=max(CONCURRENCIES), settings={"model": START})
         say(f"ready after {time.perf_counter() - started:.0f} s; a moment at every k, for the cost model ...")
         warm_up(engine)
-        say(engine.learned())
+        say(learned(engine))
         show_adapting(engine)
         show_comparison(engine)
-        say(f"\n{engine.learned()}")
+        say(f"\n{learned(engine)}")
     say(f"done after {time.perf_counter() - started:.0f} s")
 
 

@@ -5,16 +5,50 @@ from typing import Generic, TypeVar
 
 import equinox as eqx
 import jax.numpy as jnp
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from akjax.arrays import Array
+from akjax.features import StepFeatures
 
 Pool = TypeVar("Pool")
 Request = TypeVar("Request")
 
 
+class Verified(eqx.Module):
+    """What became of the drafts of some requests in a step, in the output's order; for one mode, or for all of them.
+
+    Attributes:
+        drafted: drafts verified, from 1 to K.
+        accepted: of them, from 0 to `drafted`.
+        counts: whether the row is a request at all, and one that this state is to learn from.
+        fresh: whether it is the request's first observation, so that its state is yet to be made.
+    """
+
+    drafted: Int[Array, " n *modes"]
+    accepted: Int[Array, " n *modes"]
+    counts: Bool[Array, " n *modes"]
+    fresh: Bool[Array, " n *modes"]
+
+
+class DraftForecast(eqx.Module):
+    """What is believed of the next drafts of some requests.
+
+    Attributes:
+        survival: P(draft i and all before it accepted).
+        upside: one standard deviation of that, upwards, from what the current draft length cannot tell; 0 where a
+            model does not know how sure it is.
+        afresh: the survival if all had changed since drafts were last tested, and was as it was at first.
+        changed: the chance of that.
+    """
+
+    survival: Float[Array, "n K"]
+    upside: Float[Array, "n K"]
+    afresh: Float[Array, "n K"]
+    changed: Float[Array, " n"]
+
+
 class AbstractAcceptanceModel(eqx.Module, Generic[Pool, Request]):
-    """Learns P(draft i accepted | draft i-1 accepted) for i = 0..K-1, for each request and for all of them together.
+    """Learns which drafts get accepted, for each request and for all of them together.
 
     A model holds hyperparameters only. What it learns is in two pytrees of arrays that it makes and updates: the
     pool, shared by all requests, and one state for each request.
@@ -29,14 +63,26 @@ class AbstractAcceptanceModel(eqx.Module, Generic[Pool, Request]):
         """A request's state before its first observation."""
 
     @abc.abstractmethod
-    def observe(
-        self, pool: Pool, request: Request, drafted: Int[Array, ""], accepted: Int[Array, ""]
+    def observe_step(
+        self, pool: Pool, requests: Request, verified: Verified, step: StepFeatures
     ) -> tuple[Pool, Request]:
-        """Both, after `accepted` of the `drafted` drafts were: 0 <= accepted <= drafted, 1 <= drafted <= K."""
+        """Both, after a step's output; `requests` has a row for each row of `verified`.
+
+        A `step` without requests stands for no output at all, and nothing may change.
+        """
 
     @abc.abstractmethod
-    def conditional_rates(self, pool: Pool, request: Request) -> Float[Array, " K"]:
-        """P(draft i accepted | draft i-1 accepted) of the request's next drafts."""
+    def forecast(
+        self, pools: Pool, requests: Request, of: Int[Array, " n"], draft_length: Int[Array, ""]
+    ) -> DraftForecast:
+        """What is believed of the next drafts of requests, a row each.
+
+        Args:
+            pools: along a leading axis.
+            requests: the state of each row.
+            of: the pool that each row belongs to.
+            draft_length: the batch's at present: what it verifies will be known anyway.
+        """
 
 
 def survival(rates: Float[Array, "*batch K"]) -> Float[Array, "*batch K"]:

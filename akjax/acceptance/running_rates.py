@@ -1,11 +1,13 @@
 """The reference acceptance model: running rates, a request's own and the pool's."""
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Int
 
-from akjax.acceptance.model import AbstractAcceptanceModel
+from akjax.acceptance.model import AbstractAcceptanceModel, DraftForecast, Verified, survival
 from akjax.arrays import Array
+from akjax.features import StepFeatures
 from akjax.parameter import as_parameter
 
 
@@ -61,6 +63,34 @@ class RunningRates(AbstractAcceptanceModel[Float[Array, " K"], Float[Array, " K"
         pool = pool + jnp.where(untested, self.global_drift * (pool[last] - pool), 0.0)
         return pool, request
 
-    def conditional_rates(self, pool: Float[Array, " K"], request: Float[Array, " K"]) -> Float[Array, " K"]:
-        """The request's own rates."""
-        return request
+    def observe_step(
+        self,
+        pool: Float[Array, " K"],
+        requests: Float[Array, "n K"],
+        verified: Verified,
+        step: StepFeatures,
+    ) -> tuple[Float[Array, " K"], Float[Array, "n K"]]:
+        """One request after the other: each moves the pool that the next ones are compared with."""
+
+        def one(
+            pool: Float[Array, " K"], row: tuple[Float[Array, " K"], Verified]
+        ) -> tuple[Float[Array, " K"], Float[Array, " K"]]:
+            request, seen = row
+            known = jnp.where(seen.fresh, self.init_request(pool), request)
+            new_pool, new_request = self.observe(pool, known, seen.drafted, seen.accepted)
+            return jnp.where(seen.counts, new_pool, pool), jnp.where(seen.counts, new_request, request)
+
+        return jax.lax.scan(one, pool, (requests, verified))
+
+    def forecast(
+        self,
+        pools: Float[Array, "modes K"],
+        requests: Float[Array, "n K"],
+        of: Int[Array, " n"],
+        draft_length: Int[Array, ""],
+    ) -> DraftForecast:
+        """By the requests' own rates, which do not say how sure they are."""
+        alive = survival(requests)
+        return DraftForecast(
+            survival=alive, upside=jnp.zeros_like(alive), afresh=alive, changed=jnp.zeros(alive.shape[0])
+        )

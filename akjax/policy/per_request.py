@@ -1,5 +1,7 @@
 """A draft length of its own for each request."""
 
+from collections.abc import Callable
+
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
@@ -9,7 +11,11 @@ from akjax.features import StepFeatures
 
 
 def per_request_draft_lengths(
-    survival: Float[Array, "n K"], decoding: Bool[Array, " n"], cost: AbstractCostModel
+    survival: Float[Array, "n K"],
+    decoding: Bool[Array, " n"],
+    cost: AbstractCostModel,
+    least: int = 1,
+    step_of: Callable[[Float[Array, " budgets"], Float[Array, " budgets"]], StepFeatures] = StepFeatures,
 ) -> Int[Array, " n"]:
     """The draft lengths whose step has the most expected tokens per ms.
 
@@ -20,11 +26,13 @@ def per_request_draft_lengths(
 
     Args:
         survival: P(draft i and all before it accepted) of each row.
-        decoding: the rows that count; the others get 1.
+        decoding: the rows that count; the others get `least`.
         cost: ms of the step.
+        least: draft length that every row gets at least.
+        step_of: the features of steps with these tokens and requests.
 
     Returns:
-        The draft length of each row, from 1 to K.
+        The draft length of each row, from `least` to K.
     """
     rows, length = survival.shape
     requests = jnp.sum(decoding, dtype=survival.dtype)
@@ -32,8 +40,8 @@ def per_request_draft_lengths(
     order = jnp.argsort(worth, stable=True, descending=True)
     budgets = jnp.arange(rows * length + 1, dtype=survival.dtype)
     expected_tokens = requests + jnp.concatenate([jnp.zeros(1, survival.dtype), jnp.cumsum(worth[order])])
-    step = StepFeatures(tokens=requests + budgets, requests=jnp.broadcast_to(requests, budgets.shape))
+    step = step_of(requests + budgets, jnp.broadcast_to(requests, budgets.shape))
     goodput = jnp.where(budgets <= requests * length, expected_tokens / predicted_ms(cost, step), -jnp.inf)
     within = jnp.arange(rows * length) < jnp.argmax(goodput)
     chosen = jnp.zeros(rows * length, jnp.int32).at[order].set(within.astype(jnp.int32), unique_indices=True)
-    return jnp.maximum(jnp.sum(chosen.reshape(rows, length), axis=1, dtype=jnp.int32), 1)
+    return jnp.maximum(jnp.sum(chosen.reshape(rows, length), axis=1, dtype=jnp.int32), least)

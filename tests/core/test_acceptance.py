@@ -40,12 +40,8 @@ def test_any_sequence_follows_the_oracle(
         pool, requests[request] = observe(model, pool, state, np.int32(drafted), np.int32(accepted))
         np.testing.assert_allclose(pool, expected.g, rtol=1e-12, atol=1e-14)
         np.testing.assert_allclose(requests[request], expected.of(request), rtol=1e-12, atol=1e-14)
-        np.testing.assert_allclose(
-            survival(model.conditional_rates(pool, requests[request])),
-            expected.survivals(request),
-            rtol=1e-12,
-            atol=1e-14,
-        )
+        forecast = model.forecast(pool[None], requests[request][None], np.zeros(1, np.int32), np.int32(drafted))
+        np.testing.assert_allclose(forecast.survival[0], expected.survivals(request), rtol=1e-12, atol=1e-14)
         assert np.all((np.asarray(pool) >= 0) & (np.asarray(pool) <= 1))
         assert np.all((np.asarray(requests[request]) >= 0) & (np.asarray(requests[request]) <= 1))
 

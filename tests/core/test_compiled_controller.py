@@ -7,20 +7,29 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from akjax import CODE, CompiledController, Controller, DraftOutcome, RunningRates, parse_table, reference_cost
+from akjax import (
+    CODE,
+    CompiledController,
+    DraftOutcome,
+    RunningRates,
+    StepMeasures,
+    parse_table,
+    reference_controller,
+    reference_cost,
+)
 
 COST = reference_cost(27.0, 0.635, 0.542, experts=64, top_k=4)
 DRAFT_LIMIT = 4
 
 
 def make(max_requests: int = 4, **rules: object) -> CompiledController:
-    controller = Controller(draft_limit=DRAFT_LIMIT, levels=(1, 2, 4), **rules)  # pyright: ignore[reportArgumentType]
+    controller = reference_controller(draft_limit=DRAFT_LIMIT, levels=(1, 2, 4), **rules)  # pyright: ignore[reportArgumentType]
     return CompiledController(controller, COST, max_requests)
 
 
 def observe(controller: CompiledController, *outcomes: DraftOutcome, ms: float = 40.0, teaches: bool = True) -> None:
     tokens = sum(1 + outcome.drafted for outcome in outcomes)
-    controller.observe(tokens=tokens, requests=len(outcomes), ms=ms, teaches=teaches, outcomes=outcomes)
+    controller.observe(step=StepMeasures(tokens, len(outcomes)), ms=ms, teaches=teaches, outcomes=outcomes)
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["batch", "per request"])
@@ -49,7 +58,7 @@ def test_serving_needs_no_global_float64(served: CompiledController) -> None:
     with jax.enable_x64(False):
         observe(served, DraftOutcome("r", 4, 4, 0))
         served.decide(["r"], [0])
-        assert served.settle().belief.covariance.dtype == np.float64
+        assert served.settle().cost.belief.covariance.dtype == np.float64
     served.forget("r")
 
 
@@ -97,30 +106,32 @@ def test_a_batch_that_was_replaced_since_the_last_output_is_decided_for() -> Non
     observe(controller, DraftOutcome("a", 4, 4, 0), DraftOutcome("b", 4, 4, 0))
     observe(controller, DraftOutcome("c", 4, 0, 0), DraftOutcome("d", 4, 0, 0))
     assert controller.decide(["a", "b"], [0, 0]).batch == 4
-    assert int(controller.settle().taught) == 2
+    assert int(controller.settle().cost.taught) == 2
 
 
 def test_a_step_that_does_not_teach_leaves_the_cost_alone() -> None:
     controller = make()
-    before = jax.tree.map(np.copy, controller.settle().belief)
+    before = jax.tree.map(np.copy, controller.settle().cost.belief)
     observe(controller, DraftOutcome("r", 4, 2, 0), teaches=False)
     observe(controller, DraftOutcome("r", 4, 2, 0), ms=1e4)
     observe(controller, DraftOutcome("r", 4, 2, 0), ms=float("nan"))
     observe(controller, DraftOutcome("r", 4, 2, 0), ms=1.0)
     after = controller.settle()
-    assert int(after.taught) == 0
-    assert float(after.error) == 0.0
-    jax.tree.map(np.testing.assert_array_equal, after.belief, before)
+    assert int(after.cost.taught) == 0
+    assert float(after.cost.error) == 0.0
+    jax.tree.map(np.testing.assert_array_equal, after.cost.belief, before)
 
 
 def test_a_fixed_table_is_not_taught() -> None:
     controller = CompiledController(
-        Controller(draft_limit=4, levels=(2, 4), learns_cost=False), parse_table("2:47,4:53,8:65"), max_requests=1
+        reference_controller(draft_limit=4, levels=(2, 4), learns_cost=False),
+        parse_table("2:47,4:53,8:65"),
+        max_requests=1,
     )
     observe(controller, DraftOutcome("r", 4, 4, 0), ms=55.0)
     controller.decide(["r"], [0])
-    assert int(controller.settle().taught) == 0
-    np.testing.assert_array_equal(controller.settle().belief.model.ms, [47.0, 53.0, 65.0])  # pyright: ignore[reportAttributeAccessIssue]
+    assert int(controller.settle().cost.taught) == 0
+    np.testing.assert_array_equal(controller.settle().cost.belief.model.ms, [47.0, 53.0, 65.0])  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_a_modes_rates_are_made_from_its_own_pool_and_kept() -> None:
@@ -137,7 +148,7 @@ def test_a_modes_rates_are_made_from_its_own_pool_and_kept() -> None:
 @pytest.mark.parametrize("levels", [(), (2, 1), (1, 1), (0, 2), (1, 5)])
 def test_levels_that_no_step_can_have_are_refused(levels: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="levels"):
-        Controller(draft_limit=4, levels=levels)
+        reference_controller(draft_limit=4, levels=levels)
 
 
 def test_no_requests_at_all_are_refused() -> None:

@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
-MODEL = "akjax.Controller(draft_limit=4, levels=(2, 4)); akjax.reference_cost(27.0, 0.6, 0.5, experts=64, top_k=4)"
+MODEL = (
+    "akjax.reference_controller(draft_limit=4, levels=(2, 4)); akjax.default_controller(draft_limit=4, levels=(0, 4));"
+    " akjax.reference_cost(27.0, 0.6, 0.5, experts=64, top_k=4)"
+)
 
 
 @pytest.mark.parametrize("code", ["import akjax", f"import akjax; {MODEL}"])

@@ -73,7 +73,7 @@ def main() -> None:
     if job["speculation"] == "adaptive":
         scheduler = llm.llm_engine.engine_core.engine_core.scheduler  # pyright: ignore[reportAttributeAccessIssue]
         state = scheduler.pilot.controller.settle()
-        report |= {"taught": int(state.taught), "error": float(state.error)}
+        report |= {"taught": int(state.cost.taught), "error": float(state.cost.error)}
     report_path.write_text(json.dumps(report))
 
 

@@ -150,8 +150,8 @@ def test_the_cost_model_learns_what_steps_cost(build: Build, asynchronous: bool)
         engine.add(10, 40 + number)
     engine.drain()
     state = scheduler_of(engine).pilot.controller.settle()  # pyright: ignore[reportOptionalMemberAccess]
-    assert int(state.taught) > 50
-    assert float(state.error) < 0.03
+    assert int(state.cost.taught) > 50
+    assert float(state.cost.error) < 0.03
 
 
 @pytest.mark.parametrize("settings", MODES.values(), ids=MODES.keys())

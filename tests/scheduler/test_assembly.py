@@ -8,8 +8,9 @@ import equinox as eqx
 import pytest
 from vllm.config import VllmConfig
 
-from akjax.cost import dense_cost, parse_table, reference_cost
-from akjax.scheduler.assembly import assemble, cost_model
+from akjax.cost import dense_cost, parse_table, reference_cost, serving_cost
+from akjax.scheduler.assembly import assemble, controller_of, cost_model, routing_of_model
+from akjax.scheduler.control_file import PolicyName
 from akjax.scheduler.pilot import Pilot
 from akjax.scheduler.served_model import Routing
 from akjax.scheduler.settings import PREFIX, Settings, SettingsError, load_settings
@@ -24,8 +25,9 @@ def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(PREFIX + name.upper(), raising=False)
 
 
-def cost(routing: Routing | None, **section: Any) -> Any:
-    return cost_model(load_settings({"adaptive_k": section}), routing)
+def cost(routing: Routing | None, policy: PolicyName = "reference", **section: Any) -> Any:
+    settings = load_settings({"adaptive_k": section})
+    return cost_model(policy, settings, routing_of_model(settings, routing), (0, 2), (8, 16))
 
 
 def test_the_cost_starts_with_the_models_routing() -> None:
@@ -75,6 +77,25 @@ def test_without_learning_the_table_is_used(routing: Routing | None) -> None:
     assert eqx.tree_equal(cost(routing, online=0, cost_ms="8:30,1:20"), parse_table("1:20,8:30"))
 
 
+@pytest.mark.parametrize(("routing", "experts", "top_k"), [(Routing(64, 6), 64, 6), (None, None, None)])
+def test_the_default_policys_cost_knows_lengths_and_captured_sizes(
+    routing: Routing | None, experts: int | None, top_k: int | None
+) -> None:
+    expected = serving_cost(10.0, 0.25, 0.5, lengths=(0, 2), experts=experts, top_k=top_k, sizes=(8, 16))
+    assert eqx.tree_equal(cost(routing, "default", model=[10.0, 0.25, 0.5]), expected)
+
+
+def test_the_default_policy_needs_a_base() -> None:
+    with pytest.raises(SettingsError, match=r"VLLM_ADAPTIVE_K_MODEL=.*must be above 0"):
+        cost(None, "default", model=[0.0, 0.25, 0.5])
+
+
+def test_the_reference_knows_no_length_of_0() -> None:
+    settings = load_settings({"adaptive_k": {}})
+    assert controller_of("reference", settings, 4, (0, 2, 4)).policy.levels == (2, 4)
+    assert controller_of("default", settings, 4, (0, 2, 4)).policy.levels == (0, 2, 4)
+
+
 def assembled(
     config: VllmConfig, lookup: Sequence[int] | None = None, lines: list[str] | None = None, **section: Any
 ) -> Pilot:
@@ -92,18 +113,19 @@ def test_a_bad_setting_stops_the_engine_before_it_serves() -> None:
         assembled(make_config(), alpha=2)
 
 
-def test_the_first_line_says_what_may_be_chosen_and_from_which_costs() -> None:
+@pytest.mark.parametrize(("policy", "chosen_from"), [("reference", "1, 4"), ("default", "0, 1, 4")])
+def test_the_first_line_says_what_may_be_chosen_and_from_which_costs(policy: PolicyName, chosen_from: str) -> None:
     lines: list[str] = []
-    config = make_config(schedule=[(1, 1, 4), (2, 2, 1)], max_num_seqs=1)
-    assembled(config, [0, 4, 1], lines, code_mode=0, model=[10, 0.25, 0.5])
+    config = make_config(schedule=[(1, 1, 4), (2, 2, 1), (3, 3, 0)], max_num_seqs=1)
+    assembled(config, [0, 4, 1, 0], lines, code_mode=0, model=[10, 0.25, 0.5], policy=policy)
     (line,) = lines
-    assert "1, 4 (K=4)" in line
+    assert f"from {chosen_from} (K=4)" in line
     assert "base 10 ms, per_expert 0.25 ms/expert, diversity 1, per_token 0.5 ms/token" in line
 
 
 def test_an_engine_with_a_fixed_table_starts() -> None:
     pilot = assembled(make_config(max_num_seqs=1), code_mode=0, online=False)
-    model = pilot.controller.settle().belief.model
+    model = pilot.controller.settle().cost.belief.model
     assert eqx.tree_equal(model, parse_table("2:47,4:53,8:65"), typematch=False)
 
 

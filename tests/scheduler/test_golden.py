@@ -5,10 +5,10 @@ from typing import Any
 import jax
 import pytest
 
-from akjax import CompiledController, Controller, RunningRates, reference_cost
+from akjax import CompiledController, RunningRates, reference_controller, reference_cost
 from akjax.scheduler.control_file import ControlFile
 from akjax.scheduler.modes import ModeTracker, Vocabulary
-from akjax.scheduler.pilot import Pilot, VerifiedDrafts
+from akjax.scheduler.pilot import Pilot, ScheduledStep, VerifiedDrafts
 from akjax.scheduler.reports import Reports
 from recordings import assert_close, scenarios
 
@@ -29,7 +29,7 @@ def pilot_of(scenario: dict[str, Any]) -> Pilot:
     settings, mode = scenario["settings"], scenario["mode"]
     code_mode: Any = {"batch": "0", "per_request": "0", "gated": "gated", "code": "1"}[mode]
     controller = CompiledController(
-        Controller(
+        reference_controller(
             RunningRates(*(settings[name] for name in ("alpha", "global_alpha", "global_drift", "prior"))),
             draft_limit=scenario["num_spec_tokens"],
             levels=tuple(scenario["levels"]),
@@ -43,7 +43,9 @@ def pilot_of(scenario: dict[str, Any]) -> Pilot:
     backticks = {int(token): piece for token, piece in scenario["backticks"].items()}
     vocabulary = Vocabulary(backticks, scenario["tool_open"], scenario["tool_close"])
     modes = None if code_mode == "0" else ModeTracker(vocabulary)
-    return Pilot(controller, ControlFile(None, scenario["num_spec_tokens"]), modes, Reports(lambda _: None))
+    return Pilot(
+        {"reference": controller}, ControlFile(None, scenario["num_spec_tokens"]), modes, Reports(lambda _: None)
+    )
 
 
 @pytest.mark.parametrize(
@@ -72,8 +74,7 @@ def test_whole_run_follows_the_recording(scenario: dict[str, Any]) -> None:
         modes = {r: 0 if pilot.modes is None else pilot.modes.mode(r) for r in scheduled}
         assert modes == step["modes"]
         pilot.output(
-            scheduled,
-            {request_id: [-1] * drafts for request_id, drafts in step["drafted"].items()},
+            ScheduledStep(scheduled, {request_id: [-1] * drafts for request_id, drafts in step["drafted"].items()}),
             [VerifiedDrafts(r, step["drafted"][r], accepted) for r, accepted in step["accepted"].items()],
             now,
         )
@@ -82,10 +83,10 @@ def test_whole_run_follows_the_recording(scenario: dict[str, Any]) -> None:
         finished = step["finished"]
 
         state = pilot.controller.settle()
-        model = state.belief.model
+        model = state.cost.belief.model
         learned = {p.name: leaf for p, leaf in zip(model.parameters(), jax.tree.leaves(model), strict=True)}
         assert_close([learned[n] for n in ("base", "per_expert", "per_token", "diversity")], step["x"])
-        assert int(state.taught) == step["n"]
+        assert int(state.cost.taught) == step["n"]
         assert_close(state.pools[0], step["g"])
         if step["mode_g"] is not None:
             assert_close(state.pools[1:], [step["mode_g"][mode] for mode in ("1", "2")])

@@ -27,17 +27,23 @@ def test_without_a_schedule_only_the_limit(schedule: Schedule | None) -> None:
         ([(1, 4, 2), (5, 8, 8), (9, 16, 2)], (2, 8)),
         ([(1, 4, 3), (9, 12, 1)], (1, 3)),
         ([(9, 16, 2), (1, 8, 4)], (2, 4)),
-        ([(1, 4, 4), (5, 16, 0)], (4,)),
+        ([(1, 4, 4), (5, 16, 0)], (0, 4)),
+        ([(1, 4, 4), (5, 8, 0), (9, 16, 0)], (0, 4)),
         ([(1, 16, 8)], (8,)),
     ],
-    ids=["falling", "twice", "with a gap", "out of order", "with zeros", "one"],
+    ids=["falling", "twice", "with a gap", "out of order", "with a zero", "with zeros", "one"],
 )
-def test_levels_are_the_distinct_positive_lengths(schedule: Schedule, expected: tuple[int, ...]) -> None:
+def test_levels_are_the_distinct_lengths(schedule: Schedule, expected: tuple[int, ...]) -> None:
     assert levels(schedule) == expected
 
 
 def test_a_length_for_batches_that_never_run_is_no_level() -> None:
     assert levels([(1, 4, 6), (5, 8, 3)], max_requests=4) == (6,)
+    assert levels([(1, 4, 6), (5, 8, 0)], max_requests=4) == (6,)
+
+
+def test_the_unused_place_of_the_lookup_is_no_level() -> None:
+    assert levels_of_schedule([0, 6, 6], [(1, 2, 6)], 6) == (6,)
 
 
 @pytest.mark.parametrize(
@@ -73,8 +79,8 @@ def test_levels_are_what_some_batch_size_would_get(ranges: list[tuple[int, int, 
         start = end + 1 + (gap if schedule else 0)
         end = start + width - 1
         schedule.append((start, end, length))
-    got = {[k for start, _, k in schedule if start <= size][-1] for size in range(1, max_requests + 1)} - {0}
-    if got:
+    got = {[k for start, _, k in schedule if start <= size][-1] for size in range(1, max_requests + 1)}
+    if got != {0}:
         assert levels(schedule, 6, max_requests) == tuple(sorted(got))
     else:
         with pytest.raises(ValueError, match="num_speculative_tokens_per_batch_size"):
@@ -83,6 +89,7 @@ def test_levels_are_what_some_batch_size_would_get(ranges: list[tuple[int, int, 
 
 def test_lengths_for_batches_that_cannot_be_are_out_of_reach() -> None:
     schedule = [(1, 8, 6), (9, 16, 4), (17, 32, 0), (33, 64, 2)]
-    assert out_of_reach((6,), schedule) == (2, 4)
-    assert out_of_reach((2, 4, 6), schedule) == ()
+    assert out_of_reach((6,), schedule) == (0, 2, 4)
+    assert out_of_reach((4, 6), schedule) == (0, 2)
+    assert out_of_reach((0, 2, 4, 6), schedule) == ()
     assert out_of_reach((6,), None) == ()

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import oracle
-from akjax import CompiledController, Controller, reference_cost
+from akjax import CompiledController, reference_controller, reference_cost
 from akjax.scheduler.control_file import ControlFile
 from akjax.scheduler.modes import ModeTracker, Vocabulary
-from akjax.scheduler.pilot import Pilot, VerifiedDrafts
+from akjax.scheduler.pilot import Pilot, ScheduledStep, VerifiedDrafts
 from akjax.scheduler.reports import Reports
 
 DRAFT_LIMIT, LEVELS, MAX_REQUESTS = 5, (1, 2, 3, 5), 6
@@ -23,13 +23,13 @@ RULES = {"batch": ("0", False), "per request": ("0", True), "gated": ("gated", F
 
 
 def make(code_mode: Any, per_request: bool, control: Path | None = None) -> Pilot:
-    controller = Controller(
+    controller = reference_controller(
         draft_limit=DRAFT_LIMIT, levels=LEVELS, margin=0.03, per_request=per_request, code_mode=code_mode
     )
     cost = reference_cost(27.0, 0.635, 0.542, experts=64, top_k=6)
     modes = None if code_mode == "0" else ModeTracker(Vocabulary(BACKTICKS, TOOL_OPEN, TOOL_CLOSE))
     compiled = CompiledController(controller, cost, MAX_REQUESTS)
-    return Pilot(compiled, ControlFile(control, DRAFT_LIMIT), modes, Reports(lambda _: None))
+    return Pilot({"reference": compiled}, ControlFile(control, DRAFT_LIMIT), modes, Reports(lambda _: None))
 
 
 class Run:
@@ -72,8 +72,7 @@ class Run:
         new = {r: [rng.randrange(10) for _ in range(1 + accepted.get(r, 0))] for r in present if r not in aborted}
         finished = [r for r in new if rng.random() < 0.05]
         self.pilot.output(
-            scheduled,
-            {r: [-1] * drafts for r, drafts in drafted.items()},
+            ScheduledStep(scheduled, {r: [-1] * drafts for r, drafts in drafted.items()}),
             [VerifiedDrafts(r, drafted[r], a) for r, a in accepted.items()],
             self.now,
         )
@@ -93,7 +92,7 @@ class Run:
         np.testing.assert_allclose(
             [x["base"], x["per_expert"], x["per_token"], x["diversity"]], self.expected.cost.x, rtol=1e-9
         )
-        assert int(state.taught) == self.expected.cost.n
+        assert int(state.cost.taught) == self.expected.cost.n
         np.testing.assert_allclose(state.pools[0], self.expected.usual.g, rtol=1e-9)
         for request in self.outputs:
             if self.pilot.controller.knows(request):
@@ -105,7 +104,7 @@ class Run:
                 )
 
     def parameters(self) -> tuple[Any, Any]:
-        model = self.pilot.controller.settle().belief.model
+        model = self.pilot.controller.settle().cost.belief.model
         return model.parameters(), jax.tree.leaves(model)
 
 
@@ -141,7 +140,8 @@ def test_a_forced_k_holds_while_the_file_says_so_and_learning_goes_on(tmp_path: 
         pilot = make("0", per_request, control)
         for content, expected in ((b"force 3", 3), (b"force 99\n", 5), (b"force 0", 1), (b"\xff\x00", None)):
             control.write_bytes(content)
-            pilot.output({"a": 4, "b": 4}, {"a": [-1] * 3, "b": [-1] * 3}, [VerifiedDrafts("a", 3, 3)], now=0.0)
+            step = ScheduledStep({"a": 4, "b": 4}, {"a": [-1] * 3, "b": [-1] * 3})
+            pilot.output(step, [VerifiedDrafts("a", 3, 3)], now=0.0)
             plan = pilot.scheduled({"a": [], "b": []}, [], now=0.0)
             if expected is not None:
                 assert plan == (expected, {})

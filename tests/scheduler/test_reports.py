@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from akjax import CompiledController, Controller, reference_cost
+from akjax import CompiledController, StepMeasures, reference_controller, reference_cost
 from akjax.cost import dense_cost, parse_table
 from akjax.scheduler.modes import ModeTracker, Vocabulary
 from akjax.scheduler.reports import Reports, describe_cost
@@ -16,7 +16,7 @@ from akjax.scheduler.reports import Reports, describe_cost
 @pytest.fixture(scope="module")
 def controller() -> CompiledController:
     return CompiledController(
-        Controller(draft_limit=4, levels=(1, 2, 4)),
+        reference_controller(draft_limit=4, levels=(1, 2, 4)),
         reference_cost(27.0, 0.635, 0.542, experts=288, top_k=8),
         max_requests=2,
     )
@@ -24,15 +24,15 @@ def controller() -> CompiledController:
 
 @pytest.fixture(scope="module")
 def untaught() -> CompiledController:
-    controller = Controller(draft_limit=1, levels=(1,), code_mode="0")
+    controller = reference_controller(draft_limit=1, levels=(1,), code_mode="0")
     return CompiledController(controller, dense_cost(27.0, 0.5), max_requests=1)
 
 
 def teach(controller: CompiledController) -> None:
     """One step whose time is near enough to its prediction to teach."""
-    before = int(controller.settle().taught)
-    controller.observe(tokens=10, requests=2, ms=80.0, teaches=True, outcomes=[])
-    assert int(controller.settle().taught) == before + 1
+    before = int(controller.settle().cost.taught)
+    controller.observe(step=StepMeasures(10, 2), ms=80.0, teaches=True, outcomes=[])
+    assert int(controller.settle().cost.taught) == before + 1
 
 
 class Log(list[str]):
@@ -153,14 +153,14 @@ def test_model_lines_are_rare_and_each_has_news(
     controller: CompiledController, steps: list[tuple[float, bool]]
 ) -> None:
     log = Log(controller).taught_before()
-    now, said, last = 0.0, int(controller.settle().taught), float("-inf")
+    now, said, last = 0.0, int(controller.settle().cost.taught), float("-inf")
     for gap, teaches in steps:
         now += gap
         if teaches:
             teach(controller)
         for line in log.step(4, now):
             taught = int(re.findall(r"(\d+) steps taught", line)[0])
-            assert taught == int(controller.settle().taught)
+            assert taught == int(controller.settle().cost.taught)
             assert taught > said
             assert now - last >= 30.0
             said, last = taught, now
@@ -170,13 +170,13 @@ def test_the_model_line_has_coefficients_diversity_steps_and_error(log: Log) -> 
     teach(log.controller)
     (line,) = log.step(4, 0.0)
     state = log.controller.settle()
-    model = state.belief.model
+    model = state.cost.belief.model
     for parameter, value in zip(model.parameters(), jax.tree.leaves(model), strict=True):
         assert f"{parameter.name} {float(value):.4g}" in line
     assert all(name in line for name in ("base", "per_expert", "per_token", "diversity"))
-    assert f"{int(state.taught)} steps" in line
-    assert 0.0 < float(state.error) < 1.0
-    assert f"error {float(state.error):.1%}" in line
+    assert f"{int(state.cost.taught)} steps" in line
+    assert 0.0 < float(state.cost.error) < 1.0
+    assert f"error {float(state.cost.error):.1%}" in line
     assert "switch" not in line
 
 
@@ -199,7 +199,7 @@ def test_both_lines_may_fall_on_one_step(log: Log) -> None:
 
 @pytest.mark.parametrize("spec", ["2:47,4:53,8:65", "2:47"])
 def test_a_table_is_described_by_its_points(spec: str) -> None:
-    controller = Controller(draft_limit=1, levels=(1,), code_mode="0", learns_cost=False)
+    controller = reference_controller(draft_limit=1, levels=(1,), code_mode="0", learns_cost=False)
     line = describe_cost(CompiledController(controller, parse_table(spec), max_requests=1))
     for point in spec.split(","):
         tokens, ms = point.split(":")

@@ -16,6 +16,7 @@ from akjax.scheduler.settings import Settings, SettingsError, load_settings
 
 PREFIX = "VLLM_ADAPTIVE_K_"
 NAMES = (
+    "POLICY",
     "ALPHA",
     "MARGIN",
     "PER_REQUEST",
@@ -30,6 +31,9 @@ NAMES = (
 
 # Name, what is given, and a word that says what would be allowed.
 BAD = [
+    ("POLICY", "best", "'reference' or 'default'"),
+    ("POLICY", "Reference", "default, or reference"),
+    ("POLICY", "", "default, or reference"),
     ("MODEL", "1,2", "three numbers"),
     ("MODEL", "1,2,3,4", "three numbers"),
     ("MODEL", "a,b,c", "three numbers"),
@@ -98,6 +102,7 @@ def value_of(settings: Settings, name: str) -> Any:
 def test_defaults() -> None:
     settings = load_settings()
     defaults = {
+        "policy": "default",
         "alpha": 0.25,
         "margin": 0.03,
         "per_request": False,
@@ -116,6 +121,8 @@ def test_defaults() -> None:
 @pytest.mark.parametrize(
     ("name", "text", "value"),
     [
+        ("POLICY", "reference", "reference"),
+        ("POLICY", "default", "default"),
         ("ALPHA", "0.5", 0.5),
         ("ALPHA", "1", 1.0),
         ("MARGIN", "0", 0.0),
@@ -143,6 +150,8 @@ def test_each_setting_is_read_from_the_environment_and_from_the_config(name: str
 @pytest.mark.parametrize(
     ("name", "text", "given_value", "value"),
     [
+        ("POLICY", "reference", "default", "default"),
+        ("POLICY", "best", "reference", "reference"),
         ("ALPHA", "0.5", 0.75, 0.75),
         ("MARGIN", "0.5", 0, 0.0),
         ("PER_REQUEST", "1", False, False),
@@ -230,6 +239,8 @@ def test_a_bad_value_is_named_as_written_with_what_is_allowed(name: str, text: s
         ("alpha", [0.5]),
         ("alpha", None),
         ("alpha", 10**400),
+        ("policy", None),
+        ("policy", 1),
         ("code_mode", 2),
         ("code_mode", None),
         ("code_mode", []),
@@ -324,6 +335,7 @@ JSON = st.recursive(
 
 
 def assert_usable(settings: Settings) -> None:
+    assert settings.policy in ("default", "reference")
     assert 0 < settings.alpha <= 1
     assert 0 <= settings.margin < math.inf
     assert settings.code_mode in ("gated", "1", "0")

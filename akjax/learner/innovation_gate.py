@@ -1,0 +1,208 @@
+"""A learner that starts from any prior: a filter in logarithms, and a gate on surprise instead of size."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Bool, Float
+
+from akjax.arrays import Array
+from akjax.cost.model import AbstractCostModel
+from akjax.ekf import Belief, prior_belief
+from akjax.features import StepFeatures
+from akjax.learner.model import AbstractCostLearner, CostForecast, CostState, counted, predicted_log_ms
+from akjax.parameter import Parameter
+
+# Keeps logarithms finite. Far below any step's time: at a floor the filter would have no slope to learn along.
+TINY_MS = 1e-6
+# How quickly the noise follows what the residuals show, and its limits: relative standard deviations of a step's time.
+NOISE_RATE = 0.02
+LEAST_NOISE, MOST_NOISE = 0.005, 0.2
+# What is left of a run of surprises after a step that was none. A single spike is soon forgotten, and yet a run grows
+# where every other step surprises, as when only one of two draft lengths in turn has become dearer.
+RUN_DECAY = 0.8
+
+
+class GateMemory(eqx.Module):
+    """What the gate remembers.
+
+    Attributes:
+        noise: variance of the logarithm of a step's time about its true prediction.
+        run: how many surprises to one side there were lately.
+        surprise: 1 or -1, the side of the last of them; 0 before the first.
+        start: the parameters that learning began with, in the filter's coordinates.
+    """
+
+    noise: Float[Array, ""]
+    run: Float[Array, ""]
+    surprise: Float[Array, ""]
+    start: Float[Array, " p"]
+
+
+class InnovationGate(AbstractCostLearner):
+    """An extended Kalman filter over the logarithms of a cost model's parameters, on the logarithm of the time.
+
+    In logarithms an unknown machine is an unknown common factor of all parameters in ms, which the filter holds as
+    one wide direction of its prior; a parameter's effect is its share of the step's time, between 0 and 1; none can
+    turn negative; and two that the data cannot tell apart keep the proportion that the prior gave them. Parameters
+    that need not be positive (`spread` None) are learned as they are.
+
+    A step is let in if its innovation is within `gate` of the standard deviations that the filter expects. A run of
+    surprises to one side is no chance: the belief was wrong, and may have been bent into a wrong shape by the first
+    steps, so learning starts again from the proportions that it began with, at the speed just measured.
+
+    The noise of a step is learned as well, from the innovations (Mehra, IEEE Trans. Automatic Control 15, 1970): it
+    holds what the form cannot say, and so keeps a form that does not fit from growing too sure of itself.
+
+    The coordinates of the covariance are these logarithms, in the order of `model.parameters()`.
+
+    Attributes:
+        scale_spread: standard deviation of the logarithm of the machine's speed, about the prior model's.
+        scale_drift: variance that it gains at each step that teaches.
+        noise: the relative noise of a step's time that is assumed first.
+        gate: expected standard deviations beyond which an innovation is a surprise.
+        run: surprises to one side after which learning starts again.
+    """
+
+    scale_spread: float = eqx.field(static=True, default=1.0)
+    scale_drift: float = eqx.field(static=True, default=1e-6)
+    noise: float = eqx.field(static=True, default=0.05)
+    gate: float = eqx.field(static=True, default=3.5)
+    run: float = eqx.field(static=True, default=4.0)
+
+    @property
+    def learns(self) -> bool:
+        """Yes."""
+        return True
+
+    @property
+    def expects_exact_times(self) -> bool:
+        """Yes."""
+        return True
+
+    def init(self, cost: AbstractCostModel) -> CostState:
+        """The model, its prior in logarithms, and no surprise yet.
+
+        Raises:
+            ValueError: a parameter that has to be positive is not, or the model does not name its parameters.
+        """
+        checked = prior_belief(cost)
+        parameters = cost.parameters()
+        leaves = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(cost)])
+        for parameter, value in zip(parameters, leaves, strict=True):
+            if parameter.spread is not None and not value > 0:
+                raise ValueError(f"{parameter.name} must start above 0 to be learned in logarithms, given {value:g}")
+        return CostState(
+            belief=Belief(checked.model, jnp.asarray(self._first_covariance(parameters))),
+            error=jnp.zeros(()),
+            taught=jnp.zeros((), jnp.int32),
+            memory=GateMemory(
+                noise=jnp.asarray(self.noise**2), run=jnp.zeros(()), surprise=jnp.zeros(()), start=_coordinates(cost)[0]
+            ),
+        )
+
+    def learn(self, state: CostState, step: StepFeatures, ms: Float[Array, ""], teaches: Bool[Array, ""]) -> CostState:
+        """One step of the filter, if the step is let in; the run of surprises grows if it is not.
+
+        A step that changes over from verifying no drafts to some, or back, pays for drafts that it does not verify,
+        or the other way round, so it stands for neither and does not teach, unless it takes in prompts.
+        """
+        model, memory = state.belief.model, state.memory
+        parameters = model.parameters()
+        teaches = teaches & ((step.prefill > 0) | ((step.drafting > 0) == (step.tokens > step.requests)))
+        mean, from_mean = _coordinates(model)
+        log_ms, slopes = jax.value_and_grad(lambda x: predicted_log_ms(from_mean(x), step, TINY_MS))(mean)
+        innovation = jnp.log(jnp.maximum(ms, TINY_MS)) - log_ms
+
+        drift = np.diag([p.log_drift for p in parameters]) + self.scale_drift * _shared(parameters)
+        prior = state.belief.covariance + drift
+        variance = slopes @ prior @ slopes + memory.noise
+        surprises = innovation**2 > self.gate**2 * variance
+
+        same_side = memory.surprise * innovation >= 0
+        run = jnp.where(surprises, jnp.where(same_side, memory.run, 0.0) + 1.0, RUN_DECAY * memory.run)
+        side = jnp.where(surprises, jnp.sign(innovation), memory.surprise)
+        reseeds = surprises & (run >= self.run)
+
+        gain = prior @ slopes / variance
+        lower, upper = _limits(parameters)
+        mean = jnp.clip(mean + gain * innovation, lower, upper)
+        keep = jnp.eye(len(parameters)) - jnp.outer(gain, slopes)
+        covariance = keep @ prior @ keep.T + memory.noise * jnp.outer(gain, gain)
+
+        # The start's proportions at the speed that was just measured. Scaling all times scales the prediction.
+        shift = jnp.log(jnp.maximum(ms, TINY_MS)) - predicted_log_ms(from_mean(memory.start), step, TINY_MS)
+        mean = jnp.where(reseeds, jnp.clip(memory.start + shift * _times(parameters), lower, upper), mean)
+        covariance = jnp.where(reseeds, self._first_covariance(parameters), covariance)
+
+        accepted = teaches & (~surprises | reseeds)
+        # E[innovation**2] = variance, if the noise is right.
+        noise = jnp.clip(memory.noise + NOISE_RATE * (innovation**2 - variance), LEAST_NOISE**2, MOST_NOISE**2)
+        state = counted(
+            state, accepted, Belief(from_mean(mean), covariance), jnp.abs(ms - jnp.exp(log_ms)) / jnp.exp(log_ms)
+        )
+        memory = GateMemory(
+            noise=jnp.where(teaches & ~surprises, noise, memory.noise),
+            run=jnp.where(teaches, jnp.where(reseeds, 0.0, run), memory.run),
+            surprise=jnp.where(teaches, side, memory.surprise),
+            start=memory.start,
+        )
+        return eqx.tree_at(lambda s: s.memory, state, memory)
+
+    def forecast(self, state: CostState, steps: StepFeatures) -> CostForecast:
+        """Predictions, and their covariance to first order."""
+        mean, from_mean = _coordinates(state.belief.model)
+
+        def log_ms(x: Float[Array, " p"]) -> Float[Array, " steps"]:
+            return predicted_log_ms(from_mean(x), steps, TINY_MS)
+
+        slopes = jax.jacfwd(log_ms)(mean)
+        return CostForecast(log_ms(mean), slopes @ state.belief.covariance @ slopes.T)
+
+    def _first_covariance(self, parameters: tuple[Parameter, ...]) -> Float[np.ndarray, "p p"]:
+        return _own_variance(parameters) + self.scale_spread**2 * _shared(parameters)
+
+
+def _positive(parameters: tuple[Parameter, ...]) -> Bool[np.ndarray, " p"]:
+    return np.asarray([parameter.spread is not None for parameter in parameters])
+
+
+def _times(parameters: tuple[Parameter, ...]) -> Float[np.ndarray, " p"]:
+    """The direction of the machine's speed: all logarithms of times together."""
+    return np.asarray([float(p.is_time and p.spread is not None) for p in parameters])
+
+
+def _shared(parameters: tuple[Parameter, ...]) -> Float[np.ndarray, "p p"]:
+    return np.outer(_times(parameters), _times(parameters))
+
+
+def _own_variance(parameters: tuple[Parameter, ...]) -> Float[np.ndarray, "p p"]:
+    return np.diag([p.variance if p.spread is None else p.spread**2 for p in parameters])
+
+
+def _limits(parameters: tuple[Parameter, ...]) -> tuple[Float[np.ndarray, " p"], Float[np.ndarray, " p"]]:
+    """The bounds in the filter's coordinates; a bound that is not positive is none to a logarithm."""
+
+    def coordinate(parameter: Parameter, bound: float, unbounded: float) -> float:
+        if parameter.spread is None:
+            return bound
+        return float(np.log(bound)) if bound > 0 else unbounded
+
+    # Logarithms stay where exp is finite: a form so far off its data should be wrong, and not NaN.
+    lower = [coordinate(p, p.lower, -50.0) for p in parameters]
+    upper = [coordinate(p, p.upper, 50.0) for p in parameters]
+    return np.asarray(lower), np.minimum(np.asarray(upper), np.where(_positive(parameters), 50.0, np.inf))
+
+
+def _coordinates(model: AbstractCostModel):
+    """The model's parameters in the filter's coordinates, and the model at any such coordinates."""
+    values, unravel = ravel_pytree(model)
+    positive = _positive(model.parameters())
+    # `where` would take the logarithm of what need not be positive; a safe argument keeps its gradient finite.
+    mean = jnp.where(positive, jnp.log(jnp.where(positive, values, 1.0)), values)
+
+    def at(x: Float[Array, " p"]) -> AbstractCostModel:
+        return unravel(jnp.where(positive, jnp.exp(jnp.where(positive, x, 0.0)), x))
+
+    return mean, at

@@ -1,0 +1,87 @@
+"""What every learner of step costs is: a belief about a cost model that measured steps change, or do not."""
+
+import abc
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Bool, Float, Int, PyTree
+
+from akjax.arrays import Array
+from akjax.cost.model import FLOOR_MS, AbstractCostModel
+from akjax.ekf import Belief
+from akjax.features import StepFeatures
+
+# Rate of the running mean of the relative prediction error.
+ERROR_RATE = 0.05
+
+
+class CostState(eqx.Module):
+    """What is known of the cost of a step.
+
+    Attributes:
+        belief: the cost model and its covariance, in the learner's own coordinates.
+        error: running mean of |measured - predicted| / predicted over the steps taught, from 0.
+        taught: steps that taught the cost model.
+        memory: what else the learner keeps.
+    """
+
+    belief: Belief
+    error: Float[Array, ""]
+    taught: Int[Array, ""]
+    memory: PyTree[Array]
+
+
+class CostForecast(eqx.Module):
+    """What some steps would cost.
+
+    Attributes:
+        log_ms: the logarithm of each step's milliseconds.
+        covariance: of these logarithms: how wrong the model may be about each, and together.
+    """
+
+    log_ms: Float[Array, " steps"]
+    covariance: Float[Array, "steps steps"]
+
+
+class AbstractCostLearner(eqx.Module):
+    """Learns a cost model from measured steps. A learner holds settings only; what it learns is in a `CostState`."""
+
+    @property
+    @abc.abstractmethod
+    def learns(self) -> bool:
+        """Whether any step changes the belief."""
+
+    @property
+    @abc.abstractmethod
+    def expects_exact_times(self) -> bool:
+        """Whether every time it is taught must be a step's own, prompts included; else it goes by their size itself."""
+
+    @abc.abstractmethod
+    def init(self, cost: AbstractCostModel) -> CostState:
+        """The state before any step was measured."""
+
+    @abc.abstractmethod
+    def learn(self, state: CostState, step: StepFeatures, ms: Float[Array, ""], teaches: Bool[Array, ""]) -> CostState:
+        """The state after a step of `ms` milliseconds; `teaches` says whether that is the step's own time."""
+
+    @abc.abstractmethod
+    def forecast(self, state: CostState, steps: StepFeatures) -> CostForecast:
+        """What steps with these features, along one axis, would cost."""
+
+
+def predicted_log_ms(
+    model: AbstractCostModel, step: StepFeatures, floor_ms: float = FLOOR_MS
+) -> Float[Array, "*steps"]:
+    """The logarithm of the step's predicted milliseconds, which are at least `floor_ms`."""
+    return jnp.log(jnp.maximum(model(step), floor_ms))
+
+
+def counted(state: CostState, accepted: Bool[Array, ""], belief: Belief, relative_error: Float[Array, ""]) -> Any:
+    """`state` with the new belief, error and count where the step was accepted."""
+    error = state.error + ERROR_RATE * (relative_error - state.error)
+    taught = (belief, error, state.taught + 1)
+    kept = (state.belief, state.error, state.taught)
+    chosen = jax.tree.map(lambda new, old: jnp.where(accepted, new, old), taught, kept)
+    return eqx.tree_at(lambda s: (s.belief, s.error, s.taught), state, chosen)

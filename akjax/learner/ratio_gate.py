@@ -1,0 +1,54 @@
+"""The reference learner: an extended Kalman filter in the parameters' own units, and a gate by the size of the time."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Bool, Float
+
+from akjax.arrays import Array
+from akjax.cost.model import AbstractCostModel
+from akjax.ekf import prior_belief, update
+from akjax.features import StepFeatures
+from akjax.learner.model import AbstractCostLearner, CostForecast, CostState, counted, predicted_log_ms
+
+
+class RatioGate(AbstractCostLearner):
+    """A step teaches if it took between half its prediction and twice that plus 20 ms.
+
+    Attributes:
+        relative_noise: of a step's time, for the filter.
+    """
+
+    relative_noise: float = eqx.field(static=True, default=0.05)
+
+    @property
+    def learns(self) -> bool:
+        """Yes."""
+        return True
+
+    @property
+    def expects_exact_times(self) -> bool:
+        """No."""
+        return False
+
+    def init(self, cost: AbstractCostModel) -> CostState:
+        """The model and its prior."""
+        return CostState(prior_belief(cost), jnp.zeros(()), jnp.zeros((), jnp.int32), ())
+
+    def learn(self, state: CostState, step: StepFeatures, ms: Float[Array, ""], teaches: Bool[Array, ""]) -> CostState:
+        """One step of `akjax.ekf.update`, if the step is let in."""
+        belief, innovation = update(state.belief, step, ms, self.relative_noise)
+        predicted = innovation.predicted
+        near = (0.5 * predicted < ms) & (ms < 2.0 * predicted + 20.0)
+        return counted(state, teaches & near, belief, jnp.abs(innovation.residual) / predicted)
+
+    def forecast(self, state: CostState, steps: StepFeatures) -> CostForecast:
+        """Predictions, and their covariance to first order."""
+        mean, unravel = ravel_pytree(state.belief.model)
+
+        def log_ms(x: Float[Array, " p"]) -> Float[Array, " steps"]:
+            return predicted_log_ms(unravel(x), steps)
+
+        slopes = jax.jacfwd(log_ms)(mean)
+        return CostForecast(log_ms(mean), slopes @ state.belief.covariance @ slopes.T)
