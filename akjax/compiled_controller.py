@@ -65,8 +65,8 @@ class CompiledController:
     """Keeps a controller's state and runs its step; one compiled call teaches, observes and decides.
 
     An output is kept until the next decision, since both go into one call. Requests are known by their ids, from
-    their first observation until they are forgotten. All sizes are compiled at construction, nothing afterwards.
-    Not thread-safe.
+    their first observation until they are forgotten; where unobserved ones count too, from their first decision. All
+    sizes are compiled at construction, nothing afterwards. Not thread-safe.
 
     Attributes:
         learns_cost: whether steps teach the cost model.
@@ -105,7 +105,7 @@ class CompiledController:
         self._pending = _NOTHING
 
     def knows(self, request_id: str) -> bool:
-        """Whether the request has been observed."""
+        """Whether the request has been observed or, where unobserved ones count too, decided for."""
         return request_id in self._slots
 
     def observe(self, *, step: StepMeasures, ms: float, teaches: bool, outcomes: Iterable[DraftOutcome]) -> None:

@@ -1,6 +1,5 @@
 """vLLM's scheduler, with draft lengths chosen by the models."""
 
-from collections import deque
 from collections.abc import Callable
 from time import monotonic
 from typing import Any, TypeVar
@@ -47,7 +46,7 @@ class AdaptiveKScheduler(AsyncScheduler):
         self.pilot: Pilot | None = assemble(self.vllm_config, self.dynamic_sd_lookup, _log)
         self.plan: DraftPlan | None = None
         self._verified: list[VerifiedDrafts] = []
-        self._in_flight: deque[tuple[SchedulerOutput, ScheduledStep]] = deque()
+        self._in_flight: list[tuple[SchedulerOutput, ScheduledStep]] = []
 
     def add_request(self, request: Request) -> None:
         """Takes a request; if there was none that could run, the engine has waited for this one."""
@@ -130,6 +129,7 @@ class AdaptiveKScheduler(AsyncScheduler):
     def _observed(self, pilot: Pilot, scheduler_output: SchedulerOutput, now: float) -> None:
         step = self._arrived(scheduler_output)
         if step is None:
+            pilot.idle()
             return
         # No drafter has seen a request in its first step, or its first after a preemption: what vLLM verifies there,
         # where it has no dynamic schedule, is padding up to a uniform batch.
@@ -138,12 +138,13 @@ class AdaptiveKScheduler(AsyncScheduler):
         pilot.output(step, [drafts for drafts in self._verified if drafts.request_id not in undrafted], now)
 
     def _arrived(self, scheduler_output: SchedulerOutput) -> ScheduledStep | None:
-        """The step of an output as it was planned; None if it was not. Outputs arrive in the order of their steps,
-        so those before it that never came are dropped.
+        """The step of an output as it was planned; None if it was not.
+
+        Outputs arrive in the order of their steps, so one before it whose output never came is dropped.
         """
-        while self._in_flight:
-            scheduled, step = self._in_flight.popleft()
+        for passed, (scheduled, step) in enumerate(self._in_flight, start=1):
             if scheduled is scheduler_output:
+                del self._in_flight[:passed]
                 return step
         return None
 

@@ -9,7 +9,7 @@ from akjax.acceptance import RunningRates
 from akjax.compiled_controller import CompiledController
 from akjax.controller import Controller
 from akjax.controllers import default_controller, reference_controller
-from akjax.cost import AbstractCostModel, dense_cost, reference_cost, serving_cost
+from akjax.cost import UNEVEN, AbstractCostModel, dense_cost, reference_cost, serving_cost
 
 from .control_file import ControlFile, PolicyName
 from .cuda_graphs import captured_sizes
@@ -55,14 +55,15 @@ def assemble(vllm_config: VllmConfig, lookup: Sequence[int] | None, log: Callabl
         log("this engine has no tokenizer, so code and tool calls cannot be told from prose: code mode is off")
         settings = settings.model_copy(update={"code_mode": "0"})
     # The control file may name the other policy at any time, and nothing is compiled while serving.
-    others: tuple[PolicyName, ...] = () if settings.control is None else ("default", "reference")
-    rules = {
-        policy: controller_of(policy, settings, draft_limit, levels)
-        for policy in dict.fromkeys((settings.policy, *others))
+    policies: list[PolicyName] = [settings.policy]
+    if settings.control is not None:
+        policies.append("reference" if settings.policy == "default" else "default")
+    rules: dict[PolicyName, Controller] = {
+        policy: controller_of(policy, settings, draft_limit, levels) for policy in policies
     }
     costs = {policy: cost_model(policy, settings, routing, levels, sizes) for policy in rules}
     keep_to_cpu()
-    controllers = {
+    controllers: dict[PolicyName, CompiledController] = {
         policy: CompiledController(rules[policy], costs[policy], vllm_config.scheduler_config.max_num_seqs)
         for policy in rules
     }
@@ -84,7 +85,8 @@ def controller_of(policy: PolicyName, settings: Settings, draft_limit: int, leve
             draft_limit=draft_limit,
             levels=levels,
             per_request=settings.per_request,
-            code_mode=settings.code_mode,
+            # It keeps prose apart from code and tool calls in any case, so there is nothing to gate.
+            code_mode="0" if settings.code_mode == "0" else "1",
             learns_cost=settings.online,
         )
     return reference_controller(
@@ -120,7 +122,16 @@ def cost_model(
     if policy == "default":
         if base == 0:
             raise SettingsError(f"{PREFIX}MODEL={settings.model}: the first number, ms of any step, must be above 0")
-        return serving_cost(base, per_expert, per_token, lengths=levels, experts=experts, top_k=top_k, sizes=sizes)
+        return serving_cost(
+            base,
+            per_expert,
+            per_token,
+            lengths=levels,
+            experts=experts,
+            top_k=top_k,
+            sizes=sizes,
+            uneven=UNEVEN if settings.per_request else None,
+        )
     if experts is None or top_k is None:
         return dense_cost(base, per_token)
     return reference_cost(base, per_expert, per_token, experts=experts, top_k=top_k)

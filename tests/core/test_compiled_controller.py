@@ -13,10 +13,12 @@ from akjax import (
     DraftOutcome,
     RunningRates,
     StepMeasures,
+    default_controller,
     parse_table,
     reference_controller,
     reference_cost,
 )
+from akjax.cost import serving_cost
 
 COST = reference_cost(27.0, 0.635, 0.542, experts=64, top_k=4)
 DRAFT_LIMIT = 4
@@ -32,9 +34,23 @@ def observe(controller: CompiledController, *outcomes: DraftOutcome, ms: float =
     controller.observe(step=StepMeasures(tokens, len(outcomes)), ms=ms, teaches=teaches, outcomes=outcomes)
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["batch", "per request"])
+def make_default(max_requests: int = 4, *, per_request: bool = False) -> CompiledController:
+    levels = (0, 1, 2, 4)
+    return CompiledController(
+        default_controller(draft_limit=DRAFT_LIMIT, levels=levels, per_request=per_request),
+        serving_cost(27.0, 0.635, 0.542, lengths=levels, experts=64, top_k=4, sizes=(4, 8, 16)),
+        max_requests,
+    )
+
+
+@pytest.fixture(
+    scope="module",
+    params=[(make, False), (make, True), (make_default, False), (make_default, True)],
+    ids=["reference", "reference per request", "default", "default per request"],
+)
 def served(request: pytest.FixtureRequest) -> CompiledController:
-    return make(8, per_request=request.param)
+    of_policy, per_request = request.param
+    return of_policy(8, per_request=per_request)
 
 
 def test_serving_compiles_nothing(served: CompiledController, caplog: pytest.LogCaptureFixture) -> None:
@@ -60,6 +76,32 @@ def test_serving_needs_no_global_float64(served: CompiledController) -> None:
         served.decide(["r"], [0])
         assert served.settle().cost.belief.covariance.dtype == np.float64
     served.forget("r")
+
+
+def test_rows_of_requests_that_were_never_observed_are_freed() -> None:
+    controller = make_default(2)
+    rows = len(controller._rows)
+    for number in range(0, 2000, 2):
+        ids = [f"r{number}", f"r{number + 1}"]
+        controller.observe(step=StepMeasures(2, 2), ms=30.0, teaches=True, outcomes=[])
+        controller.decide(ids, [0, 0])
+        for request_id in ids:
+            controller.forget(request_id)
+    controller.settle()
+    assert len(controller._rows) == rows
+    assert sorted(controller._free) == list(range(rows))
+    assert not controller._slots
+    np.testing.assert_array_equal(controller._rows, 0.0)
+
+
+def test_a_request_that_was_decided_for_keeps_its_row_when_it_is_observed() -> None:
+    controller = make_default(2)
+    assert controller.decide(["r"], [0]).batch in (0, 1, 2, 4)
+    assert controller.knows("r")
+    before = float(controller.request_state("r").mean[0])
+    observe(controller, DraftOutcome("r", 4, 0, 0))
+    assert float(controller.request_state("r").mean[0]) < before
+    assert len(controller._slots) == 1
 
 
 def test_a_request_is_known_from_its_first_observation_until_it_is_forgotten() -> None:

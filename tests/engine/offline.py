@@ -24,7 +24,7 @@ from akjax.scheduler import AdaptiveKScheduler
 
 PAIR = Path(__file__).parents[2] / "scripts" / "tiny_pair"
 DRAFT_LIMIT = 10
-SCHEDULE = [[1, 2, 10], [3, 4, 6], [5, 8, 3], [9, 16, 1]]
+SCHEDULE = [[1, 2, 10], [3, 4, 6], [5, 8, 3], [9, 15, 1], [16, 16, 0]]
 
 drafts_by_step: list[dict[str, int]] = []
 
@@ -72,8 +72,10 @@ def main() -> None:
     report: dict[str, Any] = {"phases": results}
     if job["speculation"] == "adaptive":
         scheduler = llm.llm_engine.engine_core.engine_core.scheduler  # pyright: ignore[reportAttributeAccessIssue]
-        state = scheduler.pilot.controller.settle()
+        controller = scheduler.pilot.controller
+        state = controller.settle()
         report |= {"taught": int(state.cost.taught), "error": float(state.cost.error)}
+        report |= {"rows": len(controller._rows), "rows_in_use": len(controller._slots)}
     report_path.write_text(json.dumps(report))
 
 

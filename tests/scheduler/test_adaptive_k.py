@@ -7,16 +7,26 @@ from random import Random
 from typing import Any
 
 import pytest
+from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.core.sched.output import SchedulerOutput
 
+from akjax.compiled_controller import CompiledController, DraftLengths
 from akjax.scheduler import AdaptiveKScheduler
+from akjax.scheduler.pilot import Pilot, ScheduledStep
 from akjax.scheduler.settings import PREFIX, Settings
 from harness import Clock, FakeEngine, Turn, bernoulli, make_config
 
 DRAFT_LIMIT = 5
-SCHEDULE = [(1, 2, 5), (3, 4, 3), (5, 8, 1)]
+SCHEDULE = [(1, 2, 5), (3, 4, 3), (5, 7, 1), (8, 8, 0)]
+REFERENCE: dict[str, Any] = {"code_mode": 0, "policy": "reference"}
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "default": {"code_mode": 0},
+    "default per request": {"code_mode": 0, "per_request": True},
+}
 MODES: dict[str, dict[str, Any]] = {
-    "batch": {"code_mode": 0},
-    "per request": {"code_mode": 0, "per_request": True},
+    **DEFAULTS,
+    "reference": REFERENCE,
+    "reference per request": {**REFERENCE, "per_request": True},
 }
 
 Build = Callable[..., FakeEngine]
@@ -73,6 +83,12 @@ def scheduler_of(engine: FakeEngine) -> AdaptiveKScheduler:
     return engine.scheduler
 
 
+def pilot_of(engine: FakeEngine) -> Pilot:
+    pilot = scheduler_of(engine).pilot
+    assert pilot is not None, "a fault of ours"
+    return pilot
+
+
 def drafts_of(turn: Turn) -> dict[str, int]:
     if turn.scheduled is None:
         return {}
@@ -106,7 +122,7 @@ def test_requests_get_lengths_of_their_own(build: Build, asynchronous: bool) -> 
     def accept(request: str, drafts: int, rng: Random) -> int:
         return drafts if request == "good" else 0
 
-    engine = build(asynchronous, {"code_mode": 0, "per_request": True}, accept=accept)
+    engine = build(asynchronous, {**REFERENCE, "per_request": True}, accept=accept)
     engine.add(10, 200, request_id="good")
     engine.add(10, 100, request_id="bad")
     last = [drafts for turn in engine.run(30) if len(drafts := drafts_of(turn)) == 2][-1]
@@ -116,14 +132,14 @@ def test_requests_get_lengths_of_their_own(build: Build, asynchronous: bool) -> 
 def test_a_drafter_that_gives_fewer_is_taught_by_those_it_gave(build: Build) -> None:
     engine = build(
         False,
-        {"code_mode": 0},
+        REFERENCE,
         accept=lambda request, drafts, rng: drafts,
         drafts_given=lambda request, asked: min(asked, 2),
     )
     engine.add(10, 60)
     engine.drain()
     engine.check()
-    pool = scheduler_of(engine).pilot.controller.settle().pools[0]  # pyright: ignore[reportOptionalMemberAccess]
+    pool = pilot_of(engine).controller.settle().pools[0]
     assert all(pool[:2] > 0.9)
     assert pool[2] > 0.8, "untested positions drift towards the last tested one"
     assert pool[2] < pool[1]
@@ -132,7 +148,7 @@ def test_a_drafter_that_gives_fewer_is_taught_by_those_it_gave(build: Build) -> 
 def test_padding_that_no_drafter_proposed_teaches_nothing(build: Build, asynchronous: bool) -> None:
     """Without a dynamic schedule vLLM pads requests that join by a full prefix-cache hit to a uniform batch."""
     config = {"schedule": None, "enable_prefix_caching": True}
-    engine = build(asynchronous, {"code_mode": 0}, config, accept=lambda request, drafts, rng: drafts)
+    engine = build(asynchronous, REFERENCE, config, accept=lambda request, drafts, rng: drafts)
     blank = 0
     for _ in range(30):
         engine.add(list(range(100, 133)), 30)
@@ -140,16 +156,17 @@ def test_padding_that_no_drafter_proposed_teaches_nothing(build: Build, asynchro
     engine.drain()
     engine.check()
     assert blank > 0, "nothing was padded"
-    pool = scheduler_of(engine).pilot.controller.settle().pools[0]  # pyright: ignore[reportOptionalMemberAccess]
+    pool = pilot_of(engine).controller.settle().pools[0]
     assert all(pool > 0.99)
 
 
-def test_the_cost_model_learns_what_steps_cost(build: Build, asynchronous: bool) -> None:
-    engine = build(asynchronous, {"code_mode": 0})
+@pytest.mark.parametrize("settings", [DEFAULTS["default"], REFERENCE], ids=["default", "reference"])
+def test_the_cost_model_learns_what_steps_cost(build: Build, asynchronous: bool, settings: dict[str, Any]) -> None:
+    engine = build(asynchronous, settings)
     for number in range(40):
         engine.add(10, 40 + number)
     engine.drain()
-    state = scheduler_of(engine).pilot.controller.settle()  # pyright: ignore[reportOptionalMemberAccess]
+    state = pilot_of(engine).controller.settle()
     assert int(state.cost.taught) > 50
     assert float(state.cost.error) < 0.03
 
@@ -162,11 +179,13 @@ def test_a_forced_k_is_what_every_step_verifies(
     engine = build(asynchronous, {**settings, "control": str(control)})
     for _ in range(4):
         engine.add(10, 1000)
-    for content, expected in (("force 2", 2), ("force 4", 4), ("force 99", 5), ("force 0", 1)):
+    for content, expected in (("force 2", 2), ("force 4", 4), ("force 99", 5), ("force 1", 1), ("force 0", 0)):
         control.write_text(content)
         engine.run(2)
-        verified = {drafts for turn in engine.run(6) for drafts in drafts_of(turn).values()}
-        assert verified == {expected}
+        turns = engine.run(6)
+        assert all(turn.scheduled and len(turn.scheduled.num_scheduled_tokens) == 4 for turn in turns)
+        verified = [drafts for turn in turns for drafts in drafts_of(turn).values()]
+        assert verified == [expected] * (24 if expected else 0)
     for content in (b"force x", b"force -3", b"\x00\xff\xfe", b""):
         control.write_bytes(content)
         engine.run(6)
@@ -197,41 +216,261 @@ def test_nothing_is_lost_whatever_happens_to_requests(
         if engine.requests and rng.random() < 0.02:
             engine.abort(rng.choice(list(engine.scheduler.requests) or list(engine.requests)), late=rng.random() < 0.5)
     engine.check()
-    pilot = scheduler_of(engine).pilot
-    assert pilot is not None, "a fault of ours"
-    pilot.controller.settle()
-    assert not pilot.controller._slots, "state of requests that are gone"
+    controller = pilot_of(engine).controller
+    controller.settle()
+    assert not controller._slots, "state of requests that are gone"
+    assert not scheduler_of(engine)._in_flight, "steps whose output has come"
     assert any(request.num_preemptions for request in engine.requests.values()), "no request was preempted"
 
 
-def test_a_fault_of_ours_is_logged_once_and_serving_goes_on_as_scheduled(
-    build: Build, asynchronous: bool, monkeypatch: pytest.MonkeyPatch, log: pytest.LogCaptureFixture
+def test_requests_that_were_never_observed_leave_no_rows(build: Build, asynchronous: bool) -> None:
+    """One token each, so none ever verifies a draft; or gone before that."""
+    engine = build(asynchronous, DEFAULTS["default"])
+    controller = pilot_of(engine).controller
+    rows = len(controller._rows)
+    for number in range(2000):
+        request_id = engine.add(1 + number % 40, 1 if number % 3 else 50)
+        if number % 3 == 0:
+            engine.step()
+            engine.abort(request_id, late=number % 2 == 0)
+        if number % 8 == 0:
+            engine.step()
+    engine.drain()
+    engine.check()
+    controller.settle()
+    assert not controller._slots
+    assert len(controller._rows) == rows
+    assert len(controller._free) == rows
+
+
+def planned(engine: FakeEngine, steps: int) -> list[int]:
+    """The draft length that each of the next steps planned."""
+    lengths = []
+    for _ in range(steps):
+        engine.step()
+        plan = scheduler_of(engine).plan
+        assert plan is not None
+        lengths.append(max(plan.each.values(), default=plan.draft_length))
+    return lengths
+
+
+@pytest.mark.parametrize("settings", DEFAULTS.values(), ids=DEFAULTS.keys())
+@pytest.mark.parametrize("requests", [1, 4])
+def test_drafts_end_while_none_is_accepted_and_come_back(
+    build: Build, asynchronous: bool, settings: dict[str, Any], requests: int
 ) -> None:
-    engine = build(asynchronous, {"code_mode": 0})
+    fails = True
+    engine = build(
+        asynchronous,
+        settings,
+        {"max_model_len": 8192},
+        accept=lambda request, drafts, rng: 0 if fails else drafts,
+        step_ms=lambda step: 20.0 + 2.0 * step.total_num_scheduled_tokens,
+    )
+    for _ in range(requests):
+        engine.add(10, 8000)
+    lengths = planned(engine, 300)[-150:]
+    assert lengths[-1] == 0 or 0 in lengths[-5:], "at most a look"
+    assert lengths.count(0) > 0.7 * len(lengths)
+    fails = False
+    lengths = planned(engine, 700)
+    assert lengths[-50:] == [DRAFT_LIMIT] * 50
+    verified = {drafts for turn in engine.run(10) for drafts in drafts_of(turn).values()}
+    assert verified == {DRAFT_LIMIT}
+    for request_id in list(engine.requests):
+        engine.abort(request_id)
+    engine.drain()
+    engine.check()
+
+
+def test_the_reference_leaves_no_drafts_out(build: Build, asynchronous: bool) -> None:
+    engine = build(
+        asynchronous,
+        REFERENCE,
+        accept=lambda request, drafts, rng: 0,
+        step_ms=lambda step: 20.0 + 2.0 * step.total_num_scheduled_tokens,
+    )
+    engine.add(10, 500)
+    assert set(planned(engine, 300)[-100:]) == {1}
+
+
+def times_taught(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Fills up with the milliseconds of every step that may teach."""
+    taught: list[float] = []
+    observe = CompiledController.observe
+
+    def noted(self: CompiledController, *, ms: float, teaches: bool, **rest: Any) -> None:
+        if teaches:
+            taught.append(ms)
+        observe(self, ms=ms, teaches=teaches, **rest)
+
+    monkeypatch.setattr(CompiledController, "observe", noted)
+    return taught
+
+
+def test_waiting_for_requests_and_pauses_teach_nothing(
+    build: Build, asynchronous: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = build(asynchronous, DEFAULTS["default"])
+    taught = times_taught(engine, monkeypatch)
+    for number in range(12):
+        engine.add(20, 60)
+        engine.add(20, 60)
+        engine.run(10)
+        if number % 2:
+            engine.scheduler.set_pause_state(PauseState.PAUSED_ALL)
+            while engine.has_work:
+                engine.step()
+            engine.clock.now += 10.0
+            engine.scheduler.set_pause_state(PauseState.UNPAUSED)
+        engine.drain()
+        engine.clock.now += 10.0
+    engine.check()
+    # Between a step of one token and one of two whole prompts.
+    assert min(taught) > 20.0
+    assert max(taught) < 60.0
+    state = pilot_of(engine).controller.settle()
+    assert int(state.cost.taught) > 100
+    assert float(state.cost.error) < 0.05
+
+
+def test_a_request_that_ends_a_wait_says_so(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = build(True, DEFAULTS["default"])
+    waits = 0
+    idle = Pilot.idle
+
+    def counted(self: Pilot) -> None:
+        nonlocal waits
+        waits += 1
+        idle(self)
+
+    monkeypatch.setattr(Pilot, "idle", counted)
+    engine.add(10, 5)
+    assert waits == 1
+    engine.add(10, 5)
+    engine.run(1)
+    engine.add(10, 5)
+    assert waits == 1, "the engine was at work"
+    engine.drain()
+    engine.add(10, 5)
+    assert waits == 2
+
+
+def test_the_references_gaps_hold_waiting_as_they_always_did(
+    build: Build, asynchronous: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its gate refuses what is too long; what was let in by it must not change."""
+    engine = build(asynchronous, REFERENCE)
+    taught = times_taught(engine, monkeypatch)
+    engine.add(1, 3)
+    engine.drain()
+    engine.clock.now += 10.0
+    engine.add(1, 3)
+    engine.drain()
+    assert any(ms >= 10_000.0 for ms in taught)
+
+
+def test_an_output_that_was_never_planned_is_passed_over(
+    build: Build, asynchronous: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = build(asynchronous, DEFAULTS["default"])
+    taught = times_taught(engine, monkeypatch)
+    engine.add(10, 200)
+    engine.run(10)
+    scheduler = scheduler_of(engine)
+    monkeypatch.setattr(scheduler, "_in_flight", [])
+    engine.run(10)
+    assert len(taught) > 14
+    assert max(taught) < 40.0, "two steps taken for one"
+
+
+def test_a_step_whose_output_never_comes_is_dropped(build: Build, asynchronous: bool) -> None:
+    engine = build(asynchronous, DEFAULTS["default"])
+    engine.add(10, 200)
+    engine.run(10)
+    scheduler = scheduler_of(engine)
+    lost = (SchedulerOutput.make_empty(), ScheduledStep({}, {}))
+    scheduler._in_flight.insert(0, lost)
+    engine.run(1)
+    assert lost not in scheduler._in_flight
+    engine.drain()
+    engine.check()
+    assert not scheduler._in_flight
+    assert scheduler.pilot is not None
+
+
+@pytest.mark.parametrize("settings", [DEFAULTS["default"], REFERENCE], ids=["default", "reference"])
+def test_a_fault_of_ours_is_logged_once_and_serving_goes_on_as_scheduled(
+    build: Build,
+    asynchronous: bool,
+    settings: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    log: pytest.LogCaptureFixture,
+) -> None:
+    engine = build(asynchronous, settings)
     for _ in range(4):
         engine.add(10, 200)
     engine.run(10)
-    pilot = scheduler_of(engine).pilot
-    assert pilot is not None
 
     def broken(*args: Any, **kwargs: Any) -> None:
         raise ZeroDivisionError("injected")
 
-    monkeypatch.setattr(pilot.controller, "decide", broken)
+    monkeypatch.setattr(pilot_of(engine).controller, "decide", broken)
     engine.run(2)
     assert scheduler_of(engine).pilot is None
     verified = {drafts for turn in engine.run(20) for drafts in drafts_of(turn).values()}
     assert verified == {3}, "the static schedule's k for four requests"
     engine.drain()
     engine.check()
+    assert not scheduler_of(engine)._in_flight
     faults = [record for record in log.records if "fault of its own" in record.message]
     assert len(faults) == 1
     assert faults[0].exc_info is not None
     assert faults[0].name == "vllm.akjax"
 
 
+def test_the_control_file_names_the_policy_that_decides_and_learns(
+    build: Build, asynchronous: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    control = tmp_path / "control"
+    engine = build(
+        asynchronous,
+        {"code_mode": 0, "control": str(control)},
+        accept=lambda request, drafts, rng: 0,
+        step_ms=lambda step: 20.0 + 2.0 * step.total_num_scheduled_tokens,
+    )
+    decided: list[bool] = []
+    decide = CompiledController.decide
+
+    def noted(self: CompiledController, *args: Any, **rest: Any) -> DraftLengths:
+        decided.append(self.counts_unobserved)
+        return decide(self, *args, **rest)
+
+    monkeypatch.setattr(CompiledController, "decide", noted)
+    for _ in range(2):
+        engine.add(10, 900)
+
+    def taught() -> dict[bool, int]:
+        return {c.counts_unobserved: int(c.settle().cost.taught) for c in pilot_of(engine)._controllers.values()}
+
+    for content, by_default in (("", True), ("policy reference", False), ("policy default", True), ("force 3", True)):
+        control.write_text(content)
+        engine.step()
+        before = taught()
+        decided.clear()
+        lengths = planned(engine, 60)
+        assert set(decided) == {by_default}
+        assert taught()[by_default] > before[by_default] + 30
+        assert taught()[not by_default] == before[not by_default]
+        if not content.startswith("force"):
+            assert (0 in lengths) == by_default
+    control.unlink()
+    engine.drain()
+    engine.check()
+
+
 def test_the_log_says_what_k_is_chosen_from_and_what_was_learned(build: Build, log: pytest.LogCaptureFixture) -> None:
-    engine = build(True, {"code_mode": 0}, accept=lambda request, drafts, rng: 0)
+    engine = build(True, REFERENCE, accept=lambda request, drafts, rng: 0)
     engine.add(10, 100)
     engine.drain()
     engine.scheduler.shutdown()
@@ -241,13 +480,13 @@ def test_the_log_says_what_k_is_chosen_from_and_what_was_learned(build: Build, l
 
 
 def test_the_log_names_lengths_that_the_batch_is_too_small_for(build: Build, log: pytest.LogCaptureFixture) -> None:
-    build(True, {"code_mode": 0}, {"max_num_seqs": 4})
+    build(True, REFERENCE, {"max_num_seqs": 4})
     assert "chooses k from 3, 5 (K=5)" in log.text
-    assert "k 1 cannot be chosen: the schedule has it for more requests than max_num_seqs=4 only" in log.text
+    assert "k 0, 1 cannot be chosen: the schedule has it for more requests than max_num_seqs=4 only" in log.text
 
 
 def test_the_log_says_once_that_no_step_teaches(build: Build, log: pytest.LogCaptureFixture) -> None:
-    engine = build(True, {"code_mode": 0}, step_ms=lambda step: 300.0)
+    engine = build(True, REFERENCE, step_ms=lambda step: 300.0)
     for _ in range(16):
         engine.add(10, 1000)
     engine.drain()
@@ -255,6 +494,17 @@ def test_the_log_says_once_that_no_step_teaches(build: Build, log: pytest.LogCap
     assert len(warnings) == 1
     assert "the last was 300 ms" in warnings[0]
     assert "set MODEL" in warnings[0]
+
+
+def test_the_default_learns_from_any_engine_without_a_word(build: Build, log: pytest.LogCaptureFixture) -> None:
+    engine = build(True, DEFAULTS["default"], step_ms=lambda step: 300.0 + 0.1 * step.total_num_scheduled_tokens)
+    for _ in range(16):
+        engine.add(10, 500)
+    engine.drain()
+    state = pilot_of(engine).controller.settle()
+    assert int(state.cost.taught) > 100
+    assert float(state.cost.error) < 0.05
+    assert "none of the last" not in log.text
 
 
 def test_without_speculation_it_says_what_to_do() -> None:

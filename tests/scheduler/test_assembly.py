@@ -8,7 +8,7 @@ import equinox as eqx
 import pytest
 from vllm.config import VllmConfig
 
-from akjax.cost import dense_cost, parse_table, reference_cost, serving_cost
+from akjax.cost import UNEVEN, dense_cost, parse_table, reference_cost, serving_cost
 from akjax.scheduler.assembly import assemble, controller_of, cost_model, routing_of_model
 from akjax.scheduler.control_file import PolicyName
 from akjax.scheduler.pilot import Pilot
@@ -83,6 +83,18 @@ def test_the_default_policys_cost_knows_lengths_and_captured_sizes(
 ) -> None:
     expected = serving_cost(10.0, 0.25, 0.5, lengths=(0, 2), experts=experts, top_k=top_k, sizes=(8, 16))
     assert eqx.tree_equal(cost(routing, "default", model=[10.0, 0.25, 0.5]), expected)
+
+
+def test_the_default_policys_cost_knows_uneven_steps_where_there_may_be_any() -> None:
+    expected = serving_cost(27.0, 0.635, 0.542, lengths=(0, 2), experts=64, top_k=6, sizes=(8, 16), uneven=UNEVEN)
+    assert eqx.tree_equal(cost(Routing(64, 6), "default", per_request=True), expected)
+
+
+@pytest.mark.parametrize(("code_mode", "of_default"), [("0", "0"), ("1", "1"), ("gated", "1")])
+def test_the_default_policy_gates_no_modes(code_mode: str, of_default: str) -> None:
+    settings = load_settings({"adaptive_k": {"code_mode": code_mode}})
+    assert controller_of("default", settings, 4, (2, 4)).code_mode == of_default
+    assert controller_of("reference", settings, 4, (2, 4)).code_mode == code_mode
 
 
 def test_the_default_policy_needs_a_base() -> None:

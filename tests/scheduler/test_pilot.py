@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import oracle
-from akjax import CompiledController, reference_controller, reference_cost
+from akjax import CompiledController, StepMeasures, default_controller, reference_controller, reference_cost
+from akjax.cost import serving_cost
 from akjax.scheduler.control_file import ControlFile
 from akjax.scheduler.modes import ModeTracker, Vocabulary
 from akjax.scheduler.pilot import Pilot, ScheduledStep, VerifiedDrafts
@@ -150,3 +151,70 @@ def test_a_forced_k_holds_while_the_file_says_so_and_learning_goes_on(tmp_path: 
         assert plan.draft_length in LEVELS
         # Four full acceptances of three drafts: 0.8 moved four times by 0.05 towards 1.
         np.testing.assert_allclose(pilot.controller.settle().pools[0][:3], 1 - 0.2 * 0.95**4, rtol=1e-12)
+
+
+def test_the_measures_of_a_step_are_what_it_verifies_drafts_and_takes_in() -> None:
+    step = ScheduledStep(
+        # "a" takes in 5 tokens of its prompt, "b" verifies 2 drafts and "c" verifies 3, each after one token.
+        tokens={"a": 5, "b": 3, "c": 4},
+        drafts={"b": [-1, -1], "c": [-1, -1, -1]},
+        context=100,
+        drafting=4,
+    )
+    assert step.prefill == 4
+    assert step.measures == StepMeasures(
+        tokens=(1 + 0) + (1 + 2) + (1 + 3),
+        requests=3,
+        drafting=4,
+        context=100,
+        prefill=(5 - 1) + 0 + 0,
+        uneven=True,
+    )
+    assert step.measures.tokens + step.prefill == sum(step.tokens.values())
+
+
+@pytest.mark.parametrize(
+    ("tokens", "drafts", "uneven"),
+    [
+        ({}, {}, False),
+        ({"a": 1, "b": 1}, {}, False),
+        ({"a": 3, "b": 3}, {"a": [1, 2], "b": [1, 2]}, False),
+        ({"a": 3, "b": 2}, {"a": [1, 2], "b": [1]}, True),
+        ({"a": 3, "b": 1}, {"a": [1, 2]}, True),
+        ({"a": 1, "b": 1}, {"a": [], "b": []}, False),
+    ],
+)
+def test_a_step_is_uneven_if_requests_verify_different_numbers(
+    tokens: dict[str, int], drafts: dict[str, list[int]], uneven: bool
+) -> None:
+    assert ScheduledStep(tokens, drafts).measures.uneven is uneven
+
+
+def test_the_time_before_a_policy_took_charge_is_no_step_time(tmp_path: Path) -> None:
+    """The reference lets pauses pass for steps, so the clock may have missed one."""
+    control = tmp_path / "control"
+    reference = reference_controller(draft_limit=2, levels=(1, 2), code_mode="0")
+    default = default_controller(draft_limit=2, levels=(0, 2), code_mode="0")
+    cost = reference_cost(27.0, 0.635, 0.542, experts=64, top_k=6)
+    of_default = serving_cost(27.0, 0.635, 0.542, lengths=(0, 2), experts=64, top_k=6)
+    pilot = Pilot(
+        {"reference": CompiledController(reference, cost, 1), "default": CompiledController(default, of_default, 1)},
+        ControlFile(control, 2),
+        None,
+        Reports(lambda _: None),
+    )
+    step = ScheduledStep({"a": 3}, {"a": [-1] * 2}, drafting=2)
+
+    def serve(now: float) -> int:
+        pilot.scheduled({"a": []}, [], now)
+        pilot.output(step, [VerifiedDrafts("a", 2, 2)], now)
+        return int(pilot.controller.settle().cost.taught)
+
+    assert [serve(0.0), serve(0.03), serve(0.06)] == [0, 1, 2]
+    pilot.idle()
+    control.write_text("policy default")
+    assert [serve(10.0), serve(10.03), serve(10.06)] == [0, 1, 2]
+    pilot.idle()
+    assert [serve(20.0), serve(20.03)] == [2, 3]
+    control.unlink()
+    assert [serve(20.06), serve(20.09)] == [2, 3]
