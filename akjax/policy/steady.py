@@ -219,13 +219,12 @@ class SteadyPolicy(AbstractPolicy[SteadyMemory]):
 def _doubt_of_cost(covariance: Float[Array, "arms arms"], current: Int[Array, ""]) -> Float[Array, " arms"]:
     """Variance of each arm's log cost against the current one's, which is being measured: the conditional one."""
     here = covariance[current]
-    return jnp.maximum(jnp.diag(covariance) - here**2 / jnp.maximum(covariance[current, current], TINY), TINY)
+    return jnp.maximum(jnp.diag(covariance) - here**2 / jnp.maximum(covariance[current, current], TINY), 0.0)
 
 
 def _expected_gain(goodput: Float[Array, " arms"], doubt: Float[Array, " arms"]) -> Float[Array, " arms"]:
     """E[max(goodput - best, 0)] of each arm, if its log goodput is normal with this standard deviation."""
     behind = goodput - jnp.max(goodput)
-    safe = jnp.maximum(doubt, 1e-9)
-    z = jnp.maximum(behind / safe, -30.0)
+    z = jnp.maximum(behind / jnp.maximum(doubt, 1e-9), -30.0)
     density = jnp.exp(-0.5 * z**2) / np.sqrt(2.0 * np.pi)
-    return safe * density + jnp.where(jnp.isfinite(behind), behind, 0.0) * jax.scipy.stats.norm.cdf(z)
+    return doubt * density + jnp.where(jnp.isfinite(behind), behind, 0.0) * jax.scipy.stats.norm.cdf(z)

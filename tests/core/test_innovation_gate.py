@@ -1,0 +1,164 @@
+"""The learner in logarithms: against an oracle, from any start, and what it does with surprises."""
+
+import jax
+import numpy as np
+import pytest
+
+from akjax import Constant, CostTable, FixedCost, InnovationGate, RatioGate, StepFeatures, dense_cost, reference_cost
+from akjax.cost.model import AbstractCostModel
+from akjax.learner import CostState
+
+learn = jax.jit(InnovationGate.learn)
+YES = np.bool_(True)
+
+
+def step_of(tokens: float, requests: float = 1.0, drafting: float | None = None, prefill: float = 0.0) -> StepFeatures:
+    drafting = tokens - requests if drafting is None else drafting
+    values = (tokens, requests, drafting, 0.0, prefill, 0.0)
+    return StepFeatures(*(np.float64(value) for value in values))
+
+
+def taught(gate: InnovationGate, state: CostState, steps: list[tuple[float, float]]) -> CostState:
+    for tokens, ms in steps:
+        state = learn(gate, state, step_of(tokens), np.float64(ms), YES)
+    return state
+
+
+def predicted(state: CostState, tokens: float) -> float:
+    return float(state.belief.model(step_of(tokens)))
+
+
+def test_one_step_of_a_constant_worked_out_by_hand() -> None:
+    # The prior of log(base) is N(log 10, 1 + 0.25), a step is measured with variance 0.0025, and it took 20 ms.
+    gate = InnovationGate(scale_drift=0.0)
+    state = taught(gate, gate.init(Constant(10.0)), [(1.0, 20.0)])
+    gain = 1.25 / 1.2525
+    np.testing.assert_allclose(float(state.belief.model(step_of(1.0))), 10.0 * 2.0**gain, rtol=1e-12)
+    np.testing.assert_allclose(np.asarray(state.belief.covariance), [[0.0025 * gain]], rtol=1e-12)
+    # The noise moves by a fiftieth of the surprise beyond what was expected.
+    expected = 0.0025 + 0.02 * (np.log(2.0) ** 2 - 1.2525)
+    np.testing.assert_allclose(float(state.memory.noise), max(expected, 0.005**2), rtol=1e-12)
+    assert float(state.error) == pytest.approx(0.05 * 1.0)
+
+
+def test_any_run_of_a_dense_cost_follows_the_oracle() -> None:
+    rng = np.random.default_rng(3)
+    gate = InnovationGate()
+    state = gate.init(dense_cost(20.0, 0.5))
+    x, P, noise = np.log([20.0, 0.5]), np.diag([0.25, 0.25]) + 1.0, 0.05**2
+    for _ in range(200):
+        tokens = float(rng.integers(2, 40))
+        ms = (8.0 + 0.9 * tokens) * np.exp(rng.normal(0, 0.03))
+        state = taught(gate, state, [(tokens, ms)])
+        parts = np.exp(x) * [1.0, tokens]
+        slopes = parts / parts.sum()
+        P = P + 1e-6
+        innovation, variance = np.log(ms / parts.sum()), slopes @ P @ slopes + noise
+        assert innovation**2 < gate.gate**2 * variance
+        gain = P @ slopes / variance
+        x = x + gain * innovation
+        P = P - np.outer(gain, slopes @ P)
+        noise = np.clip(noise + 0.02 * (innovation**2 - variance), 0.005**2, 0.2**2)
+        np.testing.assert_allclose([np.ravel(leaf)[0] for leaf in jax.tree.leaves(state.belief.model)], np.exp(x), 1e-9)
+        np.testing.assert_allclose(np.asarray(state.belief.covariance), P, rtol=1e-7, atol=1e-12)
+
+
+@pytest.mark.parametrize("scale", [0.1, 0.3, 3.0, 10.0])
+def test_a_prior_from_other_hardware_is_right_within_ten_steps(scale: float) -> None:
+    gate = InnovationGate()
+    truth = reference_cost(27.0, 0.635, 0.542, experts=288, top_k=8)
+    start = reference_cost(27.0 * scale, 0.635 * scale, 0.542 * scale, experts=288, top_k=8)
+    state = taught(gate, gate.init(start), [(t, float(truth(step_of(t)))) for t in [4.0, 8.0] * 5])
+    for tokens in (4.0, 8.0):
+        assert predicted(state, tokens) == pytest.approx(float(truth(step_of(tokens))), rel=0.03)
+
+
+def test_a_single_spike_changes_no_parameter() -> None:
+    gate = InnovationGate()
+    state = taught(gate, gate.init(dense_cost(20.0, 0.5)), [(4.0, 22.0)] * 20)
+    after = taught(gate, state, [(4.0, 250.0)])
+    np.testing.assert_array_equal(jax.tree.leaves(after.belief.model), jax.tree.leaves(state.belief.model))
+    assert int(after.taught) == int(state.taught) == 20
+
+
+def test_a_run_of_surprises_starts_again_in_the_first_proportions_at_the_new_speed() -> None:
+    gate = InnovationGate()
+    state = taught(gate, gate.init(dense_cost(20.0, 0.5)), [(4.0, 22.0)] * 20)
+    state = taught(gate, state, [(4.0, 110.0)] * 3)
+    assert predicted(state, 4.0) == pytest.approx(22.0, rel=1e-2)
+    state = taught(gate, state, [(4.0, 110.0)])
+    np.testing.assert_allclose(jax.tree.leaves(state.belief.model), [100.0, 2.5], rtol=1e-9)
+    np.testing.assert_allclose(np.asarray(state.belief.covariance), [[1.25, 1.0], [1.0, 1.25]], rtol=1e-12)
+
+
+def test_surprises_in_every_other_step_are_a_run_too() -> None:
+    gate = InnovationGate()
+    state = taught(gate, gate.init(dense_cost(20.0, 0.5)), [(4.0, 22.0)] * 30)
+    count = 0
+    while predicted(state, 4.0) < 30.0 and count < 40:
+        state = taught(gate, state, [(4.0, 22.0), (4.0, 44.0)])
+        count += 1
+    # The run after n pairs is 5 * (1 - 0.8**n), which reaches 4 with the eighth.
+    assert count == 8
+
+
+def test_steps_between_no_drafts_and_some_teach_nothing() -> None:
+    gate = InnovationGate()
+    state = gate.init(dense_cost(20.0, 0.5))
+    for tokens, drafting in ((4.0, 0.0), (1.0, 3.0)):
+        after = learn(gate, state, step_of(tokens, 1.0, drafting), np.float64(25.0), YES)
+        assert int(after.taught) == 0
+    # With prompts in it a step is no such change.
+    after = learn(gate, state, step_of(1.0, 1.0, 3.0, prefill=100.0), np.float64(25.0), YES)
+    assert int(after.taught) == 1
+
+
+def test_what_is_no_step_time_teaches_nothing() -> None:
+    gate = InnovationGate()
+    state = gate.init(dense_cost(20.0, 0.5))
+    after = learn(gate, state, step_of(4.0), np.float64(1e6), np.bool_(False))
+    for new, old in zip(jax.tree.leaves(after), jax.tree.leaves(state), strict=True):
+        np.testing.assert_array_equal(new, old)
+
+
+def test_parameters_that_cannot_be_told_apart_stay_near_the_truth() -> None:
+    rng = np.random.default_rng(0)
+    gate = InnovationGate()
+    truth = reference_cost(27.0, 0.635, 0.542, experts=288, top_k=8)
+    state = gate.init(truth)
+    for _ in range(2000):
+        tokens = float(rng.integers(2, 9))
+        ms = float(truth(step_of(tokens))) * np.exp(rng.normal(0, 0.03))
+        state = taught(gate, state, [(tokens, ms)])
+    _, per_expert, _, per_token = (float(leaf) for leaf in jax.tree.leaves(state.belief.model))
+    assert per_expert == pytest.approx(0.635, rel=0.3)
+    assert per_token == pytest.approx(0.542, rel=0.3)
+
+
+def test_forecasts_are_as_unsure_as_a_sample_of_the_belief() -> None:
+    gate = InnovationGate()
+    state = taught(gate, gate.init(dense_cost(20.0, 0.5)), [(t, 20.0 + 0.5 * t) for t in [2.0, 4.0, 6.0] * 20])
+    tokens = np.array([1.0, 5.0, 30.0])
+    steps = StepFeatures(tokens, np.ones(3))
+    forecast = jax.jit(InnovationGate.forecast)(gate, state, steps)
+    mean = np.log([float(leaf) for leaf in jax.tree.leaves(state.belief.model)])
+    sample = np.random.default_rng(1).multivariate_normal(mean, np.asarray(state.belief.covariance), 40_000)
+    logs = np.log(np.exp(sample[:, :1]) + np.exp(sample[:, 1:]) * tokens)
+    np.testing.assert_allclose(np.asarray(forecast.log_ms), np.log(20.0 + 0.5 * tokens), atol=5e-3)
+    np.testing.assert_allclose(np.asarray(forecast.covariance), np.cov(logs.T), rtol=0.15, atol=2e-6)
+
+
+@pytest.mark.parametrize("start", [Constant(0.0), dense_cost(10.0, -1.0)])
+def test_a_start_that_has_no_logarithm_is_refused(start: AbstractCostModel) -> None:
+    with pytest.raises(ValueError, match="must start above 0"):
+        InnovationGate().init(start)
+
+
+def test_learners_say_what_they_need() -> None:
+    assert InnovationGate().learns
+    assert InnovationGate().expects_exact_times
+    assert RatioGate().learns
+    assert not RatioGate().expects_exact_times
+    assert not FixedCost().learns
+    state = FixedCost().init(CostTable(np.array([10.0]), (1.0,)))
+    assert FixedCost().learn(state, step_of(1.0), np.float64(5.0), YES) is state

@@ -1,0 +1,263 @@
+"""The steady policy: hand-computed steps of three requests, its hysteresis, its looks, and an oracle."""
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+from akjax import FixedCost, SteadyPolicy, table_from_points
+from akjax.acceptance import DraftForecast
+from akjax.cost import OwnPath
+from akjax.cost.model import AbstractCostModel
+from akjax.learner import CostForecast, CostState
+from akjax.learner.model import AbstractCostLearner
+from akjax.policy import Prospect
+from akjax.policy.steady import NO_ARM, SteadyMemory
+
+K = 2
+choose = jax.jit(SteadyPolicy.choose)
+
+
+def prospect(
+    survival: Sequence[Sequence[float]],
+    cost: AbstractCostModel,
+    *,
+    upside: float = 0.0,
+    afresh: Sequence[float] | None = None,
+    changed: float = 0.0,
+    learner: AbstractCostLearner | None = None,
+    state: CostState | None = None,
+) -> Prospect:
+    """Requests with these survivals, and one row of padding whose numbers must not matter."""
+    rows = len(survival)
+    alive = np.vstack([np.asarray(survival, np.float64).reshape(rows, K), np.ones((1, K))])
+    fresh = alive if afresh is None else np.tile(np.asarray(afresh, np.float64), (rows + 1, 1))
+    learner = FixedCost() if learner is None else learner
+    return Prospect(
+        drafts=DraftForecast(
+            survival=alive,
+            upside=np.full_like(alive, upside),
+            afresh=fresh,
+            changed=np.append(np.full(rows, changed), 1.0),
+        ),
+        decoding=np.arange(rows + 1) < rows,
+        context=np.float64(0),
+        prefill=np.float64(0),
+        learner=learner,
+        cost=learner.init(cost) if state is None else state,
+    )
+
+
+# ms of 3, 6 and 9 tokens: three requests at k = 0, 1, 2.
+COST = table_from_points([(3.0, 10.0), (6.0, 12.0), (9.0, 15.0)])
+THREE = [[0.8, 0.4], [0.5, 0.1], [0.5, 0.3]]
+
+
+def run(policy: SteadyPolicy, memory: SteadyMemory, prospects: Sequence[Prospect]) -> tuple[SteadyMemory, list[int]]:
+    lengths = []
+    for each in prospects:
+        memory, decision = choose(policy, memory, each)
+        lengths.append(int(decision.draft_length))
+    return memory, lengths
+
+
+def test_the_first_choice_of_three_requests_is_the_level_of_most_goodput() -> None:
+    # k = 0: 3 tokens in 10 ms, 0.3. k = 1: 3 + 0.8 + 0.5 + 0.5 in 12, 0.4. k = 2: 4.8 + 0.8 in 15, 0.3733.
+    policy = SteadyPolicy(levels=(0, 1, 2))
+    memory, lengths = run(policy, policy.init(K), [prospect(THREE, COST)])
+    assert lengths == [1]
+    np.testing.assert_allclose(
+        np.asarray(memory.work), np.minimum(np.log(0.4) - np.log([0.3, 0.4, 5.6 / 15]), 0.3), rtol=1e-12
+    )
+
+
+def test_before_the_first_choice_and_without_requests_k_is_the_deepest_level() -> None:
+    policy = SteadyPolicy(levels=(0, 2))
+    memory, decision = choose(policy, policy.init(K), prospect([], COST))
+    assert int(decision.draft_length) == 2
+    assert int(memory.arm) == NO_ARM
+
+
+def test_worthless_drafts_are_not_verified() -> None:
+    policy = SteadyPolicy(levels=(0, 1, 2))
+    _, lengths = run(policy, policy.init(K), [prospect([[0.1, 0.0]] * 3, COST)])
+    assert lengths == [0]
+
+
+def test_k_moves_when_what_staying_lost_is_the_price_of_a_move() -> None:
+    policy = SteadyPolicy(levels=(1, 2), switch_steps=0.3)
+    memory, _ = run(policy, policy.init(K), [prospect(THREE, COST)])
+    # Now k = 1 gives (3 + 1.8) / 12 = 0.4 and k = 2 (4.8 + 1.8) / 15 = 0.44: 9.53% more in logarithms. The first
+    # choice left k = 2 a debt of ln(0.4 / 0.37333) = 6.90%, so the losses of k = 1 exceed those of k = 2 by
+    # 2.63%, 12.2%, 21.7%, 31.2% after one to four steps, and 30% is the price.
+    better = prospect([[0.6, 0.6]] * 3, COST)
+    _, lengths = run(policy, memory, [better] * 5)
+    assert lengths == [1, 1, 1, 2, 2]
+
+
+def test_gains_that_do_not_last_move_nothing() -> None:
+    policy = SteadyPolicy(levels=(1, 2))
+    memory, _ = run(policy, policy.init(K), [prospect(THREE, COST)])
+    # k = 2 gives 0.44 and 0.36 against the 0.4 of k = 1, so it gains 9.5% and loses 10.5% in turn.
+    better, worse = prospect([[0.6, 0.6]] * 3, COST), prospect([[0.6, 0.2]] * 3, COST)
+    _, lengths = run(policy, memory, [better, worse] * 30)
+    assert lengths == [1] * 60
+
+
+def test_no_request_changes_nothing() -> None:
+    policy = SteadyPolicy(levels=(1, 2))
+    memory, _ = run(policy, policy.init(K), [prospect(THREE, COST)])
+    after, decision = choose(policy, memory, prospect([], COST))
+    assert int(decision.draft_length) == 1
+    for new, old in zip(jax.tree.leaves(after), jax.tree.leaves(memory), strict=True):
+        np.testing.assert_array_equal(new, old)
+
+
+@pytest.mark.parametrize(("factor", "own"), [(1.0, True), (1.05, True), (1.2, False)])
+def test_lengths_of_their_own_pay_only_beyond_what_uneven_steps_cost(factor: float, own: bool) -> None:
+    # One request whose drafts are sure, one whose are worthless. For both: k = 0 is 2 tokens in 8 ms, k = 1 is
+    # 3 in 12, k = 2 is 4 in 16: 0.25 each. Of their own, 2 and 0: 4 tokens in 12 ms, 0.333.
+    cost = OwnPath(table_from_points([(2.0, 8.0), (4.0, 12.0), (6.0, 16.0)]), factor * 1.25, "uneven")
+    policy = SteadyPolicy(levels=(0, 1, 2), per_request=True)
+    _, decision = choose(policy, policy.init(K), prospect([[1.0, 1.0], [0.0, 0.0]], cost))
+    each = np.asarray(decision.per_request)[:2].tolist()
+    assert each == ([2, 0] if own else [int(decision.draft_length)] * 2)
+    assert (int(decision.draft_length) == 2) or not own
+
+
+def test_without_drafts_the_chance_that_all_has_changed_makes_it_look() -> None:
+    policy = SteadyPolicy(levels=(0, 1), look_steps=4, change_steps=32.0)
+    hopeless = [[0.0, 0.0]]
+    cost = table_from_points([(1.0, 10.0), (2.0, 12.0)])
+    memory, lengths = run(policy, policy.init(K), [prospect(hopeless, cost)])
+    assert lengths == [0]
+    # k = 1 loses ln(12 / 10) = 0.18232; if all is as it was at first, it gains ln(1.8 / 12 * 10) = 0.40547. A look of
+    # 4 steps serves for 32, so it pays from a chance of 0.18232 / (8 * 0.40547) = 5.62% on.
+    for changed, looks in ((0.056, False), (0.0563, True)):
+        many = [prospect(hopeless, cost, afresh=(0.8, 0.64), changed=changed)] * 5000
+        after = memory
+        for each in many:
+            after, decision = choose(policy, after, each)
+            if int(decision.draft_length):
+                break
+        assert (int(decision.draft_length) == 1) is looks
+
+
+def test_a_look_takes_its_steps_and_then_ends_at_once() -> None:
+    policy = SteadyPolicy(levels=(0, 1), look_steps=4, change_steps=32.0)
+    cost = table_from_points([(1.0, 10.0), (2.0, 12.0)])
+    quiet = prospect([[0.0, 0.0]], cost)
+    memory, _ = run(policy, policy.init(K), [quiet])
+    tempting = prospect([[0.0, 0.0]], cost, afresh=(0.8, 0.64), changed=0.5)
+    memory, lengths = run(policy, memory, [tempting])
+    assert lengths == [1]
+    _, lengths = run(policy, memory, [quiet] * 6)
+    assert lengths == [1, 1, 1, 0, 0, 0]
+
+
+class Doubtful(AbstractCostLearner):
+    """A learner whose forecast is given."""
+
+    log_ms: np.ndarray
+    covariance: np.ndarray
+
+    @property
+    def learns(self) -> bool:
+        return False
+
+    @property
+    def expects_exact_times(self) -> bool:
+        return False
+
+    def init(self, cost: AbstractCostModel) -> CostState:
+        return FixedCost().init(cost)
+
+    def learn(self, state: CostState, step: object, ms: object, teaches: object) -> CostState:
+        return state
+
+    def forecast(self, state: CostState, steps: object) -> CostForecast:
+        return CostForecast(self.log_ms, self.covariance)
+
+
+class Oracle:
+    """The rule in NumPy, for levels alone."""
+
+    def __init__(self, policy: SteadyPolicy) -> None:
+        self.policy, self.arm, self.look = policy, NO_ARM, -1
+        self.work = np.zeros(len(policy.levels))
+
+    def choose(self, each: Prospect) -> int:
+        p, rows = self.policy, np.asarray(each.decoding)
+        alive, up, fresh = (np.asarray(x)[rows] for x in (each.drafts.survival, each.drafts.upside, each.drafts.afresh))
+        n, k = float(rows.sum()), np.asarray(p.levels)
+        assert isinstance(each.learner, Doubtful)
+
+        def total(values: np.ndarray) -> np.ndarray:
+            return np.array([values[:, :length].sum() for length in k])
+
+        expected = n + total(alive)
+        second = np.array([(alive[:, :length] * (2 * np.arange(1, length + 1) - 1)).sum() for length in k])
+        first = np.array([(alive[:, :length].sum(axis=1) ** 2).sum() for length in k])
+        goodput = np.log(expected) - each.learner.log_ms
+        covariance, here = each.learner.covariance, self.arm
+        of_cost = np.maximum(np.diag(covariance) - covariance[here] ** 2 / covariance[here, here], 0.0)
+        of_drafts = np.log1p(total(up) / expected) ** 2
+
+        def gain(variance: np.ndarray, noise: np.ndarray) -> np.ndarray:
+            doubt = variance / np.sqrt(variance + noise)
+            behind = goodput - goodput.max()
+            z = np.maximum(behind / np.maximum(doubt, 1e-9), -30.0)
+            return doubt * norm.pdf(z) + behind * norm.cdf(z)
+
+        worth = p.cost_steps * gain(of_cost, np.full(len(k), p.noise**2 / p.look_steps))
+        worth += p.draft_steps * gain(of_drafts, (second - first) / expected**2 / p.look_steps + 1e-12)
+        risen = np.log(n + total(fresh)) - each.learner.log_ms - goodput.max()
+        worth += p.change_steps * float(np.asarray(each.drafts.changed)[rows].max()) * np.maximum(risen, 0.0)
+        hopeful = goodput + worth / p.look_steps
+
+        work = self.work + hopeful.max() - hopeful
+        work = np.minimum(work, work.min() + p.switch_steps)
+        if self.arm == NO_ARM:
+            target: int | None = int(hopeful.argmax())
+        elif self.look > 0:
+            target = None
+            self.look -= 1
+        elif self.look == 0 and hopeful[self.arm] < hopeful.max():
+            target = int(hopeful.argmax())
+        else:
+            target = int(work.argmin()) if work[self.arm] >= work.min() + p.switch_steps * (1 - 1e-9) else None
+        if target is not None:
+            self.arm = target
+            self.look = p.look_steps - 1 if goodput[target] < goodput.max() else -1
+        self.work = work - work.min()
+        return int(k[self.arm])
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_any_run_follows_the_oracle(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    policy = SteadyPolicy(levels=(0, 1, 2))
+    oracle, memory = Oracle(policy), policy.init(K)
+    seen = set()
+    level = rng.uniform(0.05, 0.9, K)
+    root = rng.normal(0, 0.05, (3, 3))
+    for number in range(120):
+        if number % 15 == 0:
+            level, root = rng.uniform(0.05, 0.9, K), rng.normal(0, rng.choice([0.01, 0.1]), (3, 3))
+        alive = np.cumprod(np.clip(level + rng.normal(0, 0.05, (3, K)), 0.01, 0.99), axis=1)
+        each = prospect(
+            alive.tolist(),
+            COST,
+            upside=float(rng.uniform(0, 0.1)),
+            afresh=(0.8, 0.64),
+            changed=float(rng.uniform(0, 0.02)),
+            learner=Doubtful(np.log([10.0, 12.5, 15.5]) + rng.normal(0, 0.01, 3), root @ root.T + 1e-4 * np.eye(3)),
+        )
+        memory, decision = choose(policy, memory, each)
+        chosen = oracle.choose(each)
+        assert int(decision.draft_length) == chosen
+        np.testing.assert_allclose(np.asarray(memory.work), oracle.work, rtol=1e-9, atol=1e-12)
+        seen.add(chosen)
+    assert len(seen) > 1
