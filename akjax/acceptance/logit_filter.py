@@ -16,6 +16,8 @@ WEIGHTS = np.array([1.0, 4.0, 1.0]) / 6.0
 # What a step leaves of the surprise of those before it, and the surprise, in standard deviations, that is no chance.
 SURPRISE_DECAY = 0.8
 SURPRISE_LIMIT = 4.0
+# The most that a step's output moves a logit of the pool.
+LONGEST_STEP = 2.0
 
 
 class PoolLogits(eqx.Module):
@@ -228,4 +230,8 @@ def _condition(pool: PoolLogits, score: Float[Array, " K"], information: Float[A
         # The score was taken at the pool's mean; earlier positions have moved this one since.
         mean = mean + gain * (score[i] - information[i] * (mean[i] - pool.mean[i]))
         covariance = covariance - information[i] * jnp.outer(gain, column)
-    return eqx.tree_at(lambda p: (p.mean, p.covariance), pool, (mean, covariance))
+    # Near 0 and 1 a trial has next to no information at the mean, and the step that it asks for goes far beyond where
+    # that holds. A step that is too long is taken in its direction as far as logits may be trusted.
+    step = mean - pool.mean
+    step = step * jnp.minimum(1.0, LONGEST_STEP / jnp.maximum(jnp.max(jnp.abs(step)), LONGEST_STEP))
+    return eqx.tree_at(lambda p: (p.mean, p.covariance), pool, (pool.mean + step, covariance))

@@ -110,7 +110,9 @@ class InnovationGate(AbstractCostLearner):
         """
         model, memory = state.belief.model, state.memory
         parameters = model.parameters()
-        teaches = teaches & ((step.prefill > 0) | ((step.drafting > 0) == (step.tokens > step.requests)))
+        teaches = (
+            teaches & jnp.isfinite(ms) & ((step.prefill > 0) | ((step.drafting > 0) == (step.tokens > step.requests)))
+        )
         mean, from_mean = _coordinates(model)
         log_ms, slopes = jax.value_and_grad(lambda x: predicted_log_ms(from_mean(x), step, TINY_MS))(mean)
         innovation = jnp.log(jnp.maximum(ms, TINY_MS)) - log_ms

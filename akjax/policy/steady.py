@@ -149,9 +149,10 @@ class SteadyPolicy(AbstractPolicy[SteadyMemory]):
         # A look takes its time, or it would end before it has shown anything; and nobody meant to stay after it.
         over = (memory.look == 0) & (hopeful[memory.arm] < jnp.max(hopeful))
         best = jnp.where((memory.arm == NO_ARM) | over, jnp.argmax(hopeful), jnp.argmin(work)).astype(jnp.int32)
-        leaves = (leaves & (memory.look <= 0)) | over | (memory.arm == NO_ARM)
+        stays = (memory.look > 0) & jnp.asarray(possible)[memory.arm]
+        leaves = (leaves & ~stays) | over | (memory.arm == NO_ARM)
         is_look = leaves & (goodput[best] < jnp.max(goodput))
-        left = jnp.where(leaves, NO_LOOK, jnp.maximum(memory.look - 1, jnp.minimum(memory.look, 0)))
+        left = jnp.where(leaves, NO_LOOK, jnp.maximum(memory.look - 1, NO_LOOK))
         moved = SteadyMemory(
             arm=jnp.where(leaves, best, memory.arm),
             work=work - jnp.min(work),

@@ -162,3 +162,65 @@ def test_learners_say_what_they_need() -> None:
     assert not FixedCost().learns
     state = FixedCost().init(CostTable(np.array([10.0]), (1.0,)))
     assert FixedCost().learn(state, step_of(1.0), np.float64(5.0), YES) is state
+
+
+@pytest.mark.parametrize("scale", [0.3, 1.0, 3.0])
+def test_parameters_that_exact_steps_cannot_tell_apart_keep_the_proportion_of_the_start(scale: float) -> None:
+    # At 2 to 4 tokens nearly every token brings new experts, so per_expert and per_token do the same to a step.
+    truth = reference_cost(27.0, 0.635, 0.542, experts=288, top_k=8)
+    gate, rng = InnovationGate(), np.random.default_rng(7)
+    state = gate.init(reference_cost(27.0 * scale, 0.635 * scale, 0.542 * scale, experts=288, top_k=8))
+    ms = {tokens: float(truth(step_of(tokens))) for tokens in (2.0, 3.0, 4.0)}
+    state = taught(gate, state, [(t, ms[t]) for t in rng.integers(2, 5, 2000).astype(np.float64).tolist()])
+    _, per_expert, _, per_token = (float(leaf) for leaf in jax.tree.leaves(state.belief.model))
+    assert 1 / 1.25 < per_expert / 0.635 < 1.25
+    assert 1 / 1.25 < per_token / 0.542 < 1.25
+
+
+@pytest.mark.parametrize("scale", [0.1, 0.2, 0.5, 2.0, 5.0, 10.0])
+def test_ten_clean_steps_of_one_kind_are_enough_on_any_hardware(scale: float) -> None:
+    gate = InnovationGate()
+    state = taught(gate, gate.init(dense_cost(20.0 * scale, 0.5 * scale)), [(4.0, 22.0)] * 10)
+    assert predicted(state, 4.0) == pytest.approx(22.0, rel=0.05)
+
+
+def test_a_forecasts_covariance_is_that_of_its_slopes_by_finite_differences() -> None:
+    gate = InnovationGate()
+    state = gate.init(reference_cost(27.0, 0.635, 0.542, experts=64, top_k=4))
+    state = taught(gate, state, [(t, 25.0 + 1.5 * t) for t in [2.0, 4.0, 9.0] * 5])
+    steps = StepFeatures(np.array([2.0, 5.0, 30.0]), np.ones(3))
+    forecast = jax.jit(InnovationGate.forecast)(gate, state, steps)
+    x = np.log([float(leaf) for leaf in jax.tree.leaves(state.belief.model)])
+
+    def log_ms(x: np.ndarray) -> np.ndarray:
+        base, per_expert, diversity, per_token = np.exp(x)
+        tokens = np.asarray(steps.tokens)
+        experts = 64 * (1 - (1 - 4 / 64) ** (diversity * tokens))
+        return np.log(base + per_expert * experts + per_token * tokens)
+
+    h = 1e-5
+    slopes = np.stack([(log_ms(x + h * e) - log_ms(x - h * e)) / (2 * h) for e in np.eye(4)], axis=1)
+    np.testing.assert_allclose(np.asarray(forecast.log_ms), log_ms(x), rtol=1e-12)
+    np.testing.assert_allclose(
+        np.asarray(forecast.covariance), slopes @ np.asarray(state.belief.covariance) @ slopes.T, rtol=1e-6
+    )
+
+
+def test_the_parameter_without_a_logarithm_is_named() -> None:
+    with pytest.raises(ValueError, match=r"per_token must start above 0 .* given -1"):
+        InnovationGate().init(dense_cost(10.0, -1.0))
+
+
+def test_a_surprise_to_the_other_side_starts_the_run_anew() -> None:
+    gate = InnovationGate()
+    state = taught(gate, gate.init(dense_cost(20.0, 0.5)), [(4.0, 22.0)] * 30)
+    # Three up, then one down, then three up: no four to one side.
+    for ms, run in ((88.0, 1.0), (88.0, 2.0), (88.0, 3.0), (5.5, 1.0), (88.0, 1.0), (88.0, 2.0), (88.0, 3.0)):
+        state = taught(gate, state, [(4.0, ms)])
+        assert float(state.memory.run) == run
+        assert float(state.memory.surprise) == np.sign(ms - 22.0)
+    assert int(state.taught) == 30
+    # A step that is none leaves four fifths of it.
+    state = taught(gate, state, [(4.0, 22.0)])
+    assert float(state.memory.run) == pytest.approx(2.4)
+    assert int(state.taught) == 31

@@ -9,6 +9,8 @@ from akjax.acceptance import PoolLogits, RequestLead
 
 K = 4
 MODEL = LogitFilter()
+# The positions share a deviation of 1 and have 0.4 each of their own.
+FIRST = np.ones((K, K)) + 0.16 * np.eye(K)
 observe = jax.jit(LogitFilter.observe_step)
 forecast = jax.jit(LogitFilter.forecast)
 
@@ -153,3 +155,135 @@ def test_a_prior_that_is_no_chance_is_refused() -> None:
 
 def stacked(pool: PoolLogits) -> PoolLogits:
     return jax.tree.map(lambda leaf: np.asarray(leaf)[None], pool)
+
+
+def test_the_requests_leads_follow_the_oracle() -> None:
+    rng = np.random.default_rng(4)
+    pool, n = MODEL.init_pool(K), 5
+    requests = leads([0.0] * n, [0.25] * n)
+    lead, variance = np.zeros(n), np.full(n, 0.25)
+    stay = np.exp(-2 / 30)
+    for _ in range(60):
+        drafted = rng.integers(1, K + 1, n)
+        accepted = np.minimum((np.cumprod(rng.random((n, K)) < 0.75, axis=1)).sum(1), drafted)
+        counts, fresh = rng.random(n) < 0.8, rng.random(n) < 0.1
+        # The oracle takes the pool before the step, drifted; the leads do not change what is compared of it.
+        covariance = np.exp(-2 / 3000) * np.asarray(pool.covariance) + (1 - np.exp(-2 / 3000)) * FIRST
+        mean, jumps = np.asarray(pool.mean), float(pool.jumps)
+        pool, requests = observe(
+            MODEL,
+            pool,
+            requests,
+            Verified(drafted.astype(np.int32), accepted.astype(np.int32), counts, fresh),
+            passed(n),
+        )
+        covariance = covariance + 4.0 * (float(pool.jumps) - jumps)
+        for i in np.flatnonzero(counts):
+            before = 0.0 if fresh[i] else np.sqrt(stay) * lead[i]
+            spread = 0.25 if fresh[i] else stay * variance[i] + (1 - stay) * 0.25
+            tested = min(accepted[i] + 1, drafted[i])
+            chance = sigmoid(mean[:tested] + before)
+            information = chance * (1 - chance)
+            score = accepted[i] - chance.sum()
+            doubt = information @ np.diag(covariance)[:tested] / information.sum()
+            # A trial of the sum of the lead and a pool's logit as unsure as `doubt`.
+            left = 1 / (1 / spread + 1 / (1 / information.sum() + doubt))
+            lead[i] = before + left * score / (1 + doubt * information.sum())
+            variance[i] = left
+        np.testing.assert_allclose(np.asarray(requests.mean), lead, rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(np.asarray(requests.variance), variance, rtol=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_one_trial_of_one_request_is_the_exact_update_of_two_gaussians(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    of_pool, of_lead, mean, lead = (
+        rng.uniform(0.1, 1.1),
+        rng.uniform(0.05, 0.25),
+        rng.normal(0.5, 1),
+        rng.normal(0, 0.3),
+    )
+    zero = np.float64(0)
+    pool = PoolLogits(np.array([mean]), np.array([[of_pool]]), *(zero,) * 4)
+    hit = int(rng.integers(2))
+    after, request = observe(MODEL, pool, leads([lead], [of_lead]), verified([1], [hit]), passed(1))
+    keep, stay = np.exp(-2 / 3000), np.exp(-2 / 30)
+    prior = np.diag([keep * of_pool + (1 - keep) * 1.16, stay * of_lead + (1 - stay) * 0.25])
+    lead = np.sqrt(stay) * lead
+    chance = sigmoid(np.asarray(mean + lead))
+    posterior = np.linalg.inv(np.linalg.inv(prior) + chance * (1 - chance) * np.ones((2, 2)))
+    moved = np.array([mean, lead]) + posterior @ np.full(2, hit - chance)
+    np.testing.assert_allclose([float(after.mean[0]), float(request.mean[0])], moved, rtol=1e-10)
+    np.testing.assert_allclose(
+        [float(after.covariance[0, 0]), float(request.variance[0])], np.diag(posterior), rtol=1e-10
+    )
+
+
+def test_surprises_to_one_side_add_up_and_widen_the_common_logit() -> None:
+    # Two positions at logit 0, so sure of themselves that a step changes next to nothing; one request with next to no
+    # lead, whose first draft is rejected: score -1/2 and information 1/4, so one deviation down each time. The sum
+    # settles at 0.6 / (1 - 0.8) = 3 of them, below the limit; two such requests, sqrt(2) each, pass it with the 13th
+    # step, 3 * sqrt(2) * (1 - 0.8**13) = 4.01.
+    tight, zero = PoolLogits(np.zeros(2), 1e-9 * np.eye(2), *(np.float64(0),) * 4), np.float64(0)
+    sure = LogitFilter(shared_spread=1e-9, own_spread=1e-9, lead_spread=1e-9)
+    for requests, jumps_at in ((1, None), (2, 13)):
+        pool, start, expected = tight, leads([0.0] * requests, [1e-18] * requests), 0.0
+        for number in range(1, 41):
+            pool, start = observe(sure, pool, start, verified([1] * requests, [0] * requests), passed(requests))
+            expected = 0.8 * expected - 0.6 * np.sqrt(requests)
+            if abs(expected) > 4:
+                assert number == jumps_at
+                assert float(pool.jumps) == 1
+                assert float(pool.surprise) == zero
+                # 2**2 on every entry before the trial, whose information of 1/2 then leaves 4 / (1 + 2).
+                np.testing.assert_allclose(np.asarray(pool.covariance), 4 / 3, rtol=1e-6)
+                break
+            np.testing.assert_allclose(float(pool.surprise), expected, rtol=1e-5)
+            assert float(pool.jumps) == 0
+        else:
+            assert jumps_at is None
+
+
+def test_each_row_reads_the_pool_it_belongs_to() -> None:
+    zero = np.zeros(2)
+    pools = PoolLogits(
+        np.array([[1.0] * K, [-1.0] * K]), np.tile(0.1 * np.eye(K), (2, 1, 1)), zero, np.array([0.0, 7.0]), zero, zero
+    )
+    both = forecast(MODEL, pools, leads([0.2, 0.2], [0.1, 0.1]), np.array([1, 0], np.int32), np.int32(1))
+    for row, of in enumerate((1, 0)):
+        alone = forecast(MODEL, pools, leads([0.2], [0.1]), np.array([of], np.int32), np.int32(1))
+        np.testing.assert_allclose(np.asarray(both.survival[row]), np.asarray(alone.survival[0]), rtol=1e-12)
+        np.testing.assert_allclose(float(both.changed[row]), -np.expm1(-7e-3) if of else 0.0, rtol=1e-12)
+
+
+@pytest.mark.parametrize("length", [1, 3, 8])
+def test_the_pools_covariance_stays_symmetric_and_positive_for_any_events(length: int) -> None:
+    rng = np.random.default_rng(length)
+    pool, requests = MODEL.init_pool(length), leads([0.0] * 3, [0.25] * 3)
+    for _ in range(300):
+        drafted = rng.integers(1, length + 1, 3)
+        accepted = np.minimum(rng.integers(0, length + 1, 3), drafted)
+        counts = rng.random(3) < 0.7
+        pool, requests = observe(
+            MODEL, pool, requests, verified(drafted.tolist(), accepted.tolist(), counts.tolist()), passed(3)
+        )
+        covariance = np.asarray(pool.covariance)
+        np.testing.assert_allclose(covariance, covariance.T, rtol=1e-12, atol=1e-15)
+        assert np.linalg.eigvalsh(covariance)[0] > 0
+        assert np.all(np.asarray(requests.variance) > 0)
+
+
+@pytest.mark.parametrize("requests", [4, 16])
+@pytest.mark.parametrize(("first", "then"), [(1.0, 0.5), (0.98, 0.6), (0.0, 0.7)])
+def test_an_abrupt_change_is_followed_without_overshooting(requests: int, first: float, then: float) -> None:
+    rng = np.random.default_rng(3)
+    pool, start = MODEL.init_pool(K), leads([0.0] * requests, [0.25] * requests)
+    truth = np.log(then / (1 - then))
+    for number in range(100):
+        rate = first if number < 60 else then
+        hits = np.cumprod(rng.random((requests, K)) < rate, axis=1).sum(axis=1)
+        pool, start = observe(MODEL, pool, start, verified([K] * requests, hits.tolist()), passed(requests))
+        assert np.all(np.abs(np.asarray(pool.mean)) < 8)
+        if number >= 80:
+            assert abs(float(pool.mean[0]) - truth) < 1
+    assert float(pool.jumps) <= 3

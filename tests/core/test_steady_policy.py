@@ -1,13 +1,14 @@
 """The steady policy: hand-computed steps of three requests, its hysteresis, its looks, and an oracle."""
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
 import pytest
 from scipy.stats import norm
 
-from akjax import FixedCost, SteadyPolicy, table_from_points
+from akjax import FixedCost, SteadyPolicy, dense_cost, table_from_points
 from akjax.acceptance import DraftForecast
 from akjax.cost import OwnPath
 from akjax.cost.model import AbstractCostModel
@@ -228,6 +229,7 @@ class Oracle:
             target = int(hopeful.argmax())
         else:
             target = int(work.argmin()) if work[self.arm] >= work.min() + p.switch_steps * (1 - 1e-9) else None
+            self.look = -1
         if target is not None:
             self.arm = target
             self.look = p.look_steps - 1 if goodput[target] < goodput.max() else -1
@@ -261,3 +263,117 @@ def test_any_run_follows_the_oracle(seed: int) -> None:
         np.testing.assert_allclose(np.asarray(memory.work), oracle.work, rtol=1e-9, atol=1e-12)
         seen.add(chosen)
     assert len(seen) > 1
+
+
+def one_request(gain: float) -> Prospect:
+    """Sure drafts of one request: 2 tokens in 10 ms at k = 1, and a log goodput higher by `gain` at k = 2."""
+    return prospect([[1.0, 1.0]], table_from_points([(2.0, 10.0), (3.0, 15.0 * np.exp(-gain))]))
+
+
+def settled(policy: SteadyPolicy, work: Sequence[float], arm: int = 0, look: int = -1) -> SteadyMemory:
+    return SteadyMemory(np.int32(arm), np.asarray(work, np.float64), np.int32(look))
+
+
+# A price of 0.3 is paid by 1 x 0.31, 2 x 0.29, 3 x 0.1 exactly, 5 x 0.07 and 28 x 0.011.
+@pytest.mark.parametrize(("gain", "steps"), [(0.31, 1), (0.29, 2), (0.1, 3), (0.07, 5), (0.011, 28)])
+def test_a_steady_gain_moves_k_once_it_adds_up_to_the_price(gain: float, steps: int) -> None:
+    policy = SteadyPolicy(levels=(1, 2))
+    _, lengths = run(policy, settled(policy, [0.0, 0.0]), [one_request(gain)] * (steps + 3))
+    assert lengths == [1] * (steps - 1) + [2] * 4
+
+
+def test_a_long_bad_past_counts_for_no_more_than_the_price_of_a_move() -> None:
+    policy = SteadyPolicy(levels=(1, 2))
+    memory, lengths = run(policy, settled(policy, [0.0, 0.0]), [one_request(-1.5)] * 200)
+    assert set(lengths) == {1}
+    np.testing.assert_allclose(np.asarray(memory.work), [0.0, 0.3], rtol=1e-12)
+    # From -0.3 to 0.3 in steps of 0.11: after six of them it is at 0.36.
+    _, lengths = run(policy, memory, [one_request(0.11)] * 8)
+    assert lengths == [1] * 5 + [2] * 3
+
+
+def test_equal_goodput_never_moves_k() -> None:
+    policy = SteadyPolicy(levels=(1, 2))
+    for gain in (0.29, 0.1, 1e-3):
+        _, lengths = run(policy, settled(policy, [0.0, 0.0]), [one_request(gain), one_request(-gain)] * 20)
+        assert lengths == [1] * 40
+
+
+# 4 tokens in 12 ms times the factor, against 2 tokens in 8 ms: even at 4/3.
+@pytest.mark.parametrize(("factor", "own"), [(1.333, True), (1.334, False)])
+def test_lengths_of_their_own_are_left_exactly_where_uneven_steps_cost_what_they_gain(factor: float, own: bool) -> None:
+    cost = OwnPath(table_from_points([(2.0, 8.0), (4.0, 12.0), (6.0, 18.0)]), factor, "uneven")
+    policy = SteadyPolicy(levels=(0, 1, 2), per_request=True)
+    memory, decision = choose(policy, policy.init(K), prospect([[1.0, 1.0], [0.0, 0.0]], cost))
+    assert int(memory.arm) == (3 if own else 0)
+    assert np.asarray(decision.per_request)[:2].tolist() == ([2, 0] if own else [0, 0])
+
+
+def test_a_request_that_is_left_alone_gets_the_best_level_at_once() -> None:
+    cost = OwnPath(table_from_points([(1.0, 7.0), (2.0, 8.0), (3.0, 11.0), (4.0, 12.0), (6.0, 18.0)]), 1.0, "uneven")
+    policy = SteadyPolicy(levels=(0, 1, 2), per_request=True)
+    two = prospect([[1.0, 1.0], [0.0, 0.0]], cost)
+    memory, decision = choose(policy, policy.init(K), two)
+    assert int(memory.arm) == 3
+    # 1 token in 7 ms, 1.9 in 8, 2 in 11.
+    lone = prospect([[0.9, 0.1]], cost)
+    drafts = jax.tree.map(lambda one, both: both.at[:1].set(one[:1]), lone.drafts, jax.tree.map(np_to_jax, two.drafts))
+    memory, decision = choose(
+        policy, memory, Prospect(drafts, np.arange(3) < 1, lone.context, lone.prefill, lone.learner, lone.cost)
+    )
+    assert int(memory.arm) == 1
+    assert int(decision.draft_length) == 1
+    assert int(np.asarray(decision.per_request)[0]) == 1
+
+
+def np_to_jax(leaf: np.ndarray) -> jax.Array:
+    return jax.numpy.asarray(leaf)
+
+
+class OwnOracle:
+    """The rule with lengths of their own as the last arm, for a cost without doubt; those lengths by trying all."""
+
+    def __init__(self, policy: SteadyPolicy, ms: Callable[[int, bool], float]) -> None:
+        self.policy, self.ms, self.arm = policy, ms, NO_ARM
+        self.work = np.zeros(len(policy.levels) + 1)
+
+    def choose(self, alive: np.ndarray) -> list[int]:
+        n = len(alive)
+
+        def log_goodput(lengths: Sequence[int], uneven: bool) -> float:
+            tokens = n + sum(row[:k].sum() for row, k in zip(alive, lengths, strict=True))
+            return float(np.log(tokens / self.ms(n + sum(lengths), uneven)))
+
+        own = max(itertools.product(range(K + 1), repeat=n), key=lambda lengths: log_goodput(lengths, True))
+        arms = [*((k,) * n for k in self.policy.levels), own]
+        goodput = np.array([log_goodput(k, number == len(arms) - 1) for number, k in enumerate(arms)])
+        work = self.work + goodput.max() - goodput
+        work = np.minimum(work, work.min() + self.policy.switch_steps)
+        if self.arm == NO_ARM:
+            self.arm = int(goodput.argmax())
+        elif work[self.arm] >= work.min() + self.policy.switch_steps * (1 - 1e-9):
+            self.arm = int(work.argmin())
+        self.work = work - work.min()
+        return list(arms[self.arm])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_run_with_lengths_of_their_own_follows_the_oracle(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    policy = SteadyPolicy(levels=(0, 2), per_request=True)
+    cost = OwnPath(dense_cost(6.0, 1.1), 1.08, "uneven")
+    oracle = OwnOracle(policy, lambda tokens, uneven: (6.0 + 1.1 * tokens) * (1.08 if uneven else 1.0))
+    memory, arms = policy.init(K), set()
+    level = np.zeros((3, 1))
+    for number in range(80):
+        if number % 10 == 0:
+            level = rng.uniform(0.05, 0.95) + rng.choice([0.0, 0.3]) * rng.normal(0, 1, (3, 1))
+        alive = np.cumprod(np.clip(level + rng.normal(0, 0.05, (3, K)), 0.01, 0.99), axis=1)
+        memory, decision = choose(policy, memory, prospect(alive.tolist(), cost))
+        lengths = oracle.choose(alive)
+        assert np.asarray(decision.per_request)[:3].tolist() == lengths
+        assert int(decision.draft_length) == max(lengths)
+        np.testing.assert_allclose(np.asarray(memory.work), oracle.work, rtol=1e-9, atol=1e-12)
+        arms.add(int(memory.arm))
+    assert {0, 1} & arms
+    assert 2 in arms

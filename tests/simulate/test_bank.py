@@ -59,3 +59,35 @@ def test_runs_end_with_their_work_and_the_default_is_near_the_best_fixed_length(
 def test_the_reference_knows_no_length_of_none() -> None:
     with pytest.raises(ValueError, match="at least 1"):
         reference_controller(draft_limit=DRAFT_LIMIT, levels=LEVELS)
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+def test_every_case_runs_at_a_fixed_length(case: Case) -> None:
+    seeds, steps = np.arange(3), 60
+    result = simulate(case.scenario, FixedLength(2), seeds, max_steps=steps)
+    assert np.all(result.steps == steps)
+    assert not result.finished.any()
+    assert np.all(np.isfinite(result.ms))
+    assert np.all(result.ms > 0)
+    counts, busy = np.asarray(result.totals.length_counts), np.asarray(result.totals.busy_steps)
+    np.testing.assert_array_equal(counts[:, 2], busy)
+    assert np.all(counts.sum(axis=1) == busy)
+    assert np.all(busy > 0)
+    # Every request that decodes gets a token, and one more for each draft accepted.
+    assert np.all(result.tokens >= np.asarray(result.totals.accepted))
+    assert np.all(np.asarray(result.totals.accepted) <= np.asarray(result.totals.drafted))
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+def test_the_reference_and_the_default_can_start_in_every_case(case: Case) -> None:
+    start = serving_cost(
+        *case.prior, lengths=LEVELS, experts=case.experts, top_k=case.top_k, sizes=case.sizes, uneven=1.1
+    )
+    default = default_controller(draft_limit=DRAFT_LIMIT, levels=LEVELS, per_request=True)
+    reference = reference_controller(draft_limit=DRAFT_LIMIT, levels=LEVELS[1:])
+    for controller in (default, reference):
+        state = controller.init(start)
+        assert int(controller.draft_length(state)) == DRAFT_LIMIT
+        for tokens in (1.0, 4.0, 9.0):
+            step = StepFeatures(*(np.float64(x) for x in (tokens, 1.0, tokens - 1.0, 500.0, 0.0, 0.0)))
+            assert 0 < float(state.cost.belief.model(step)) < 1e4
