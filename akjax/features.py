@@ -22,7 +22,7 @@ class StepFeatures(eqx.Module):
         requests: requests in the step.
         drafting: drafts that the drafter makes for each request in the step, to be verified in the next one.
         context: KV tokens that the step reads, summed over its requests.
-        prefill: tokens of prompts that the step takes in.
+        prefill: tokens of prompts that the step takes in, beyond the one of each request that `tokens` counts.
         uneven: 1 if its requests verify different numbers of drafts, else 0.
     """
 

@@ -178,7 +178,8 @@ def test_work_is_priced_by_its_own_amount() -> None:
     [
         ("one_token", [True, False, False, False, False, False, False]),
         ("undrafted", [True, True, False, False, False, False, True]),
-        ("uneven", [False, False, False, True, True, False, False]),
+        # The fifth step is uneven too, but takes in prompts.
+        ("uneven", [False, False, False, True, False, False, False]),
     ],
 )
 def test_an_own_path_costs_its_factor_and_teaches_it_there_alone(when: str, on_the_path: list[bool]) -> None:
