@@ -150,6 +150,11 @@ class LogitFilter(AbstractAcceptanceModel[PoolLogits, RequestLead]):
         weight = 1.0 / (1.0 + variance * total_information)
         pool = self._surprised(pool, weight @ total_score, weight @ total_information)
         learned = _condition(pool, weight @ score, weight @ information)
+        # Near 0 and 1 a trial has next to no information at the mean, and the step that it asks for goes far beyond
+        # where that holds. Then it counts for less, in the mean and in the certainty alike.
+        longest = jnp.max(jnp.abs(learned.mean - pool.mean))
+        weight = weight * LONGEST_STEP / jnp.maximum(longest, LONGEST_STEP)
+        learned = _condition(pool, weight @ score, weight @ information)
 
         # How unsure the pool was at what was tested here, seen as one common logit.
         unsure = jnp.sum(information * jnp.diag(pool.covariance)[None, :], axis=1) / jnp.maximum(
@@ -230,8 +235,4 @@ def _condition(pool: PoolLogits, score: Float[Array, " K"], information: Float[A
         # The score was taken at the pool's mean; earlier positions have moved this one since.
         mean = mean + gain * (score[i] - information[i] * (mean[i] - pool.mean[i]))
         covariance = covariance - information[i] * jnp.outer(gain, column)
-    # Near 0 and 1 a trial has next to no information at the mean, and the step that it asks for goes far beyond where
-    # that holds. A step that is too long is taken in its direction as far as logits may be trusted.
-    step = mean - pool.mean
-    step = step * jnp.minimum(1.0, LONGEST_STEP / jnp.maximum(jnp.max(jnp.abs(step)), LONGEST_STEP))
-    return eqx.tree_at(lambda p: (p.mean, p.covariance), pool, (pool.mean + step, covariance))
+    return eqx.tree_at(lambda p: (p.mean, p.covariance), pool, (mean, covariance))
