@@ -33,7 +33,7 @@ from akjax.simulate import (
 from akjax.simulate.bank import DRAFT_LIMIT, LEVELS, Case, bank, foreign_prior, named
 
 MAX_STEPS = 40_000
-# Steps of the recorded arrivals' file that are taken: the conversation trace, thinned to what one engine serves.
+# How many requests of the recorded arrivals are taken, and every how many-th: thinned to what one engine serves.
 ARRIVALS, THINNING = 400, 8
 
 
@@ -177,7 +177,7 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def of_prior(bench: Bench, cases: tuple[Case, ...]) -> dict[str, Any]:
-    """Foreign priors: the prediction after 64 taught steps, and the tokens lost against a right prior."""
+    """Foreign priors: the prediction after 70 steps, and the tokens lost against a right prior."""
     right = foreign_prior(1.0)
     found = {}
     known = scores(right, bench.run(right, adaptive(right)["default"]))
@@ -187,8 +187,10 @@ def of_prior(bench: Bench, cases: tuple[Case, ...]) -> dict[str, Any]:
         kept = scores(case, bench.run(case, policy)) / known
         short = bench.run(case, policy, max_steps=70)
         found[f"x{scale:g}"] = {
-            "error_after_64": float(np.mean([_steady_error(case, short, seed) for seed in range(len(bench.seeds))])),
-            "taught": int(short.learned.cost.taught.min()),
+            "error_after_70_steps": float(
+                np.mean([_steady_error(case, short, seed) for seed in range(len(bench.seeds))])
+            ),
+            "least_taught": int(short.learned.cost.taught.min()),
             "tokens_vs_right_prior": float(kept.mean()),
         }
     return found

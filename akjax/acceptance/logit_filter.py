@@ -16,7 +16,7 @@ WEIGHTS = np.array([1.0, 4.0, 1.0]) / 6.0
 # What a step leaves of the surprise of those before it, and the surprise, in standard deviations, that is no chance.
 SURPRISE_DECAY = 0.8
 SURPRISE_LIMIT = 4.0
-# The most that a step's output moves a logit of the pool.
+# The change of a logit beyond which a step's output counts for less.
 LONGEST_STEP = 2.0
 
 
