@@ -137,16 +137,13 @@ class CompiledController:
             mode=[outcome.mode for outcome in outcomes],
         )
 
-    def decide(
-        self, request_ids: Sequence[str], modes: Sequence[int], context: int = 0, prefill: int = 0
-    ) -> DraftLengths:
+    def decide(self, request_ids: Sequence[str], modes: Sequence[int], context: int = 0) -> DraftLengths:
         """The draft lengths of the requests, given in the step's order with the mode of each one's text.
 
         Args:
             request_ids: of the step; only those that were observed, unless the controller counts the others too.
             modes: of their texts.
             context: KV tokens that the step reads.
-            prefill: tokens of prompts that it takes in.
 
         Raises:
             KeyError: a request that has never been observed, where only observed ones are counted.
@@ -155,7 +152,7 @@ class CompiledController:
         slots = [slots_of(request_id) for request_id in request_ids]
         if len({*slots, *self._pending.slots}) > self._steps[-1].size:
             self._settle_pending()
-        return self._run(self._pending, slots, modes, context, prefill)
+        return self._run(self._pending, slots, modes, context)
 
     def forget(self, request_id: str) -> None:
         """Drops the request's state, after the observation that is still to be taken in."""
@@ -204,9 +201,7 @@ class CompiledController:
         self._free.extend(self._leaving)
         self._leaving.clear()
 
-    def _run(
-        self, outcome: _Pending, batch_slots: list[int], modes: Sequence[int], context: int = 0, prefill: int = 0
-    ) -> DraftLengths:
+    def _run(self, outcome: _Pending, batch_slots: list[int], modes: Sequence[int], context: int = 0) -> DraftLengths:
         row_of = {slot: row for row, slot in enumerate(dict.fromkeys((*batch_slots, *outcome.slots)))}
         slots = list(row_of)
         step = self._steps[_size_index(max(len(slots), 1))]
@@ -218,7 +213,7 @@ class CompiledController:
             observed=[row_of[slot] for slot in outcome.slots],
             decoding=[row_of[slot] for slot in batch_slots],
             modes=modes,
-            scalars=(*outcome.step, outcome.ms, outcome.teaches, context, prefill),
+            scalars=(*outcome.step, outcome.ms, outcome.teaches, context),
         )
         self._pending = _NOTHING
         self._release_leaving()
@@ -264,7 +259,7 @@ class _CompiledStep:
         self._state, self._rows, outcome, batch = layout_in.views(self._flat)
         seen = outcome.observations
         features = [getattr(outcome.step, name) for name in StepMeasures._fields]
-        self._scalars = (*features, outcome.ms, outcome.teaches, batch.context, batch.prefill)
+        self._scalars = (*features, outcome.ms, outcome.teaches, batch.context)
         self._observed = (seen.row, seen.drafted, seen.accepted, seen.mode)
         self._batch = (batch.row, batch.mode)
         signature = jax.ShapeDtypeStruct(self._flat.shape, self._flat.dtype, sharding=sharding)
@@ -321,4 +316,4 @@ def _example_inputs(size: int) -> tuple[Outcome, Batch]:
         teaches=truth,
         observations=Observations(row=each, drafted=each, accepted=each, mode=each),
     )
-    return outcome, Batch(row=each, mode=each, context=number, prefill=number)
+    return outcome, Batch(row=each, mode=each, context=number)

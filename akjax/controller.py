@@ -29,13 +29,11 @@ class ControllerState(eqx.Module):
         cost: what is known of the cost of a step.
         pools: the acceptance model's pool, one for each mode along the leading axis.
         choice: what the policy remembers.
-        undrafted_ago: steps since the last one without drafts, as far as it matters.
     """
 
     cost: CostState
     pools: PyTree[Float[Array, "modes ..."]]
     choice: PyTree[Array]
-    undrafted_ago: Int[Array, ""]
 
 
 class RequestRows(eqx.Module):
@@ -89,13 +87,11 @@ class Batch(eqx.Module):
         row: of the request in `RequestRows`; the number of rows marks padding.
         mode: of the request now.
         context: KV tokens that the step being scheduled reads, for all its requests.
-        prefill: tokens of prompts that it takes in.
     """
 
     row: Int[Array, " n"]
     mode: Int[Array, " n"]
     context: Float[Array, ""]
-    prefill: Float[Array, ""]
 
 
 class Controller(eqx.Module):
@@ -110,8 +106,6 @@ class Controller(eqx.Module):
             knows no modes.
         uses_modes: whether the modes' rates are used at all, or only learned.
         usual_is_prose: whether the usual rates learn from prose alone; else from every text, whatever its mode.
-        unsettled_steps: steps after one without drafts whose acceptance teaches nothing, since the drafter may not
-            have kept up.
     """
 
     acceptance: AbstractAcceptanceModel
@@ -121,7 +115,6 @@ class Controller(eqx.Module):
     code_mode: CodeMode = eqx.field(static=True, kw_only=True, default="gated")
     uses_modes: bool = eqx.field(static=True, kw_only=True, default=True)
     usual_is_prose: bool = eqx.field(static=True, kw_only=True, default=False)
-    unsettled_steps: int = eqx.field(static=True, kw_only=True, default=0)
 
     def __check_init__(self) -> None:
         """Refuses levels that no step could have."""
@@ -140,7 +133,6 @@ class Controller(eqx.Module):
             cost=self.learner.init(cost),
             pools=jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (self.modes, *leaf.shape)), pool),
             choice=self.policy.init(self.draft_limit),
-            undrafted_ago=jnp.asarray(self.unsettled_steps, jnp.int32),
         )
 
     def init_rows(self, state: ControllerState, rows: int) -> RequestRows:
@@ -170,12 +162,6 @@ class Controller(eqx.Module):
         """Every mode's rates learn from the requests that are in it, the usual ones from all."""
         seen, step = outcome.observations, outcome.step
         real = seen.row < rows.made.shape[0]
-        ago = state.undrafted_ago
-        if self.unsettled_steps:
-            real = real & (ago >= self.unsettled_steps)
-            undrafted = (step.tokens == step.requests) & (step.prefill == 0)
-            later = jnp.where(undrafted, 0, jnp.minimum(ago + 1, self.unsettled_steps))
-            ago = jnp.where(step.requests > 0, later, ago)
         modes = np.arange(self.modes, dtype=np.int32)
         requests = _take(rows, seen.row)
         counts = modes[None, :] == seen.mode[:, None]
@@ -192,7 +178,7 @@ class Controller(eqx.Module):
             state.pools, requests.states, verified, step
         )
         observed = RequestRows(states=states, made=requests.made | counts)
-        state = eqx.tree_at(lambda s: (s.pools, s.undrafted_ago), state, (pools, ago))
+        state = eqx.tree_at(lambda s: s.pools, state, pools)
         return state, _put(rows, seen.row, observed)
 
     def _choose(
@@ -204,7 +190,7 @@ class Controller(eqx.Module):
         rows = _put(rows, batch.row, requests)
         own = jax.tree.map(lambda leaf: leaf[np.arange(len(used)), used], requests.states)
         drafts = self.acceptance.forecast(state.pools, own, used, self.draft_length(state))
-        prospect = Prospect(drafts, decoding, batch.context, batch.prefill, self.learner, state.cost)
+        prospect = Prospect(drafts, decoding, batch.context, self.learner, state.cost)
         choice, decision = self.policy.choose(state.choice, prospect)
         return eqx.tree_at(lambda s: s.choice, state, choice), rows, decision
 

@@ -121,7 +121,6 @@ class AdaptiveKScheduler(AsyncScheduler):
             finished=scheduler_output.finished_req_ids,
             now=monotonic(),
             context=step.context,
-            prefill=step.prefill,
         )
         self._in_flight.append((scheduler_output, step._replace(drafting=plan.draft_length)))
         return plan

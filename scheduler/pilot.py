@@ -101,7 +101,6 @@ class Pilot:
         now: float,
         *,
         context: int = 0,
-        prefill: int = 0,
     ) -> DraftPlan:
         """The plan for the requests of the step just scheduled.
 
@@ -110,7 +109,6 @@ class Pilot:
             finished: requests that ended since the last step, by whatever cause.
             now: monotonic, in seconds.
             context: KV tokens that the step reads, for all its requests.
-            prefill: tokens of prompts that it takes in.
         """
         for request_id in finished:
             for controller in self._controllers.values():
@@ -130,7 +128,7 @@ class Pilot:
         if forced is None:
             decoding = [r for r in outputs if controller.counts_unobserved or controller.knows(r)]
         # The call is made in any case: it takes in the last output.
-        lengths = controller.decide(decoding, [self._mode(request_id) for request_id in decoding], context, prefill)
+        lengths = controller.decide(decoding, [self._mode(request_id) for request_id in decoding], context)
         if forced is not None:
             plan = DraftPlan(forced, {})
         elif lengths.each is None:

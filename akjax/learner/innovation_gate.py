@@ -1,5 +1,7 @@
 """A learner that starts from any prior: a filter in logarithms, and a gate on surprise instead of size."""
 
+from collections.abc import Callable
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -11,7 +13,7 @@ from akjax.arrays import Array
 from akjax.cost.model import AbstractCostModel
 from akjax.ekf import Belief, prior_belief
 from akjax.features import StepFeatures
-from akjax.learner.model import AbstractCostLearner, CostForecast, CostState, counted, predicted_log_ms
+from akjax.learner.model import AbstractCostLearner, CostForecast, CostState, counted, linear_forecast, predicted_log_ms
 from akjax.parameter import Parameter
 
 # Keeps logarithms finite. Far below any step's time: at a floor the filter would have no slope to learn along.
@@ -156,11 +158,7 @@ class InnovationGate(AbstractCostLearner):
         """Predictions, and their covariance to first order."""
         mean, from_mean = _coordinates(state.belief.model)
 
-        def log_ms(x: Float[Array, " p"]) -> Float[Array, " steps"]:
-            return predicted_log_ms(from_mean(x), steps, TINY_MS)
-
-        slopes = jax.jacfwd(log_ms)(mean)
-        return CostForecast(log_ms(mean), slopes @ state.belief.covariance @ slopes.T)
+        return linear_forecast(lambda x: predicted_log_ms(from_mean(x), steps, TINY_MS), mean, state.belief.covariance)
 
     def _first_covariance(self, parameters: tuple[Parameter, ...]) -> Float[np.ndarray, "p p"]:
         return _own_variance(parameters) + self.scale_spread**2 * _shared(parameters)
@@ -197,7 +195,9 @@ def _limits(parameters: tuple[Parameter, ...]) -> tuple[Float[np.ndarray, " p"],
     return np.asarray(lower), np.minimum(np.asarray(upper), np.where(_positive(parameters), 50.0, np.inf))
 
 
-def _coordinates(model: AbstractCostModel):
+def _coordinates(
+    model: AbstractCostModel,
+) -> tuple[Float[Array, " p"], Callable[[Float[Array, " p"]], AbstractCostModel]]:
     """The model's parameters in the filter's coordinates, and the model at any such coordinates."""
     values, unravel = ravel_pytree(model)
     positive = _positive(model.parameters())

@@ -1,7 +1,7 @@
 """What every learner of step costs is: a belief about a cost model that measured steps change, or do not."""
 
 import abc
-from typing import Any
+from collections.abc import Callable
 
 import equinox as eqx
 import jax
@@ -78,7 +78,23 @@ def predicted_log_ms(
     return jnp.log(jnp.maximum(model(step), floor_ms))
 
 
-def counted(state: CostState, accepted: Bool[Array, ""], belief: Belief, relative_error: Float[Array, ""]) -> Any:
+def linear_forecast(
+    log_ms: Callable[[Float[Array, " p"]], Float[Array, " steps"]],
+    mean: Float[Array, " p"],
+    covariance: Float[Array, "p p"],
+) -> CostForecast:
+    """What steps would cost by a belief about parameters, to first order about its mean.
+
+    Args:
+        log_ms: of the steps, as a function of the parameters in the coordinates of the belief.
+        mean: of the belief.
+        covariance: of the belief.
+    """
+    slopes = jax.jacfwd(log_ms)(mean)
+    return CostForecast(log_ms(mean), slopes @ covariance @ slopes.T)
+
+
+def counted(state: CostState, accepted: Bool[Array, ""], belief: Belief, relative_error: Float[Array, ""]) -> CostState:
     """`state` with the new belief, error and count where the step was accepted."""
     error = state.error + ERROR_RATE * (relative_error - state.error)
     taught = (belief, error, state.taught + 1)

@@ -1,7 +1,6 @@
 """The reference learner: an extended Kalman filter in the parameters' own units, and a gate by the size of the time."""
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Bool, Float
@@ -10,7 +9,7 @@ from akjax.arrays import Array
 from akjax.cost.model import AbstractCostModel
 from akjax.ekf import prior_belief, update
 from akjax.features import StepFeatures
-from akjax.learner.model import AbstractCostLearner, CostForecast, CostState, counted, predicted_log_ms
+from akjax.learner.model import AbstractCostLearner, CostForecast, CostState, counted, linear_forecast, predicted_log_ms
 
 
 class RatioGate(AbstractCostLearner):
@@ -47,8 +46,4 @@ class RatioGate(AbstractCostLearner):
         """Predictions, and their covariance to first order."""
         mean, unravel = ravel_pytree(state.belief.model)
 
-        def log_ms(x: Float[Array, " p"]) -> Float[Array, " steps"]:
-            return predicted_log_ms(unravel(x), steps)
-
-        slopes = jax.jacfwd(log_ms)(mean)
-        return CostForecast(log_ms(mean), slopes @ state.belief.covariance @ slopes.T)
+        return linear_forecast(lambda x: predicted_log_ms(unravel(x), steps), mean, state.belief.covariance)

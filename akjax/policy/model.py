@@ -20,7 +20,6 @@ class Prospect(eqx.Module):
         drafts: what is believed of the next drafts of each row.
         decoding: the rows that are requests.
         context: KV tokens that the next step will read.
-        prefill: tokens of prompts that it is expected to take in.
         learner: of the cost.
         cost: its state.
     """
@@ -28,7 +27,6 @@ class Prospect(eqx.Module):
     drafts: DraftForecast
     decoding: Bool[Array, " n"]
     context: Float[Array, ""]
-    prefill: Float[Array, ""]
     learner: AbstractCostLearner
     cost: CostState
 

@@ -1,7 +1,5 @@
 """The default policy: moves when staying has cost as much as a move, and looks where looking may pay."""
 
-from typing import Any
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -13,6 +11,8 @@ from akjax.features import StepFeatures
 from akjax.policy.model import AbstractPolicy, Decision, Prospect, check_levels
 from akjax.policy.per_request import per_request_draft_lengths
 
+# A number for each level.
+Levels = Float[Array, " levels"]
 NO_ARM = NO_LOOK = -1
 # Keeps quotients of variances finite; no doubt that matters is as small.
 TINY = 1e-12
@@ -169,7 +169,9 @@ class SteadyPolicy(AbstractPolicy[SteadyMemory]):
             draft_length=jnp.where(each_its_own, largest, of_batch), per_request=jnp.where(each_its_own, own, of_batch)
         )
 
-    def _of_levels(self, prospect: Prospect, requests: Float[Array, ""]) -> tuple[Any, Any, Any, Any, StepFeatures]:
+    def _of_levels(
+        self, prospect: Prospect, requests: Float[Array, ""]
+    ) -> tuple[Levels, Levels, Levels, Levels, StepFeatures]:
         """At each level: expected tokens, their upside and variance, those if all has changed, and the steps."""
         decoding = prospect.decoding[:, None]
         alive = prospect.drafts.survival

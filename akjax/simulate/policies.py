@@ -147,7 +147,6 @@ class Controlled(AbstractSimPolicy[tuple[ControllerState, RequestRows]]):
             row=jnp.where(counts, view.row, rows.made.shape[0]),
             mode=view.mode,
             context=view.context,
-            prefill=view.prefill,
         )
 
 

@@ -102,7 +102,6 @@ class View(eqx.Module):
         mode: of its text, as far as it has been read.
         requests: in this step.
         context: KV tokens that this step reads.
-        prefill: prompt tokens that this step takes in.
         truth: for an oracle.
     """
 
@@ -114,7 +113,6 @@ class View(eqx.Module):
     mode: Int[Array, " n"]
     requests: Int[Array, ""]
     context: Float[Array, ""]
-    prefill: Float[Array, ""]
     truth: Truth
 
 
@@ -261,7 +259,6 @@ def view(scenario: Scenario, world: World, plan: Schedule) -> View:
         mode=slots.kind_read,
         requests=jnp.sum(plan.scheduled, dtype=jnp.int32),
         context=step.context,
-        prefill=step.prefill,
         truth=Truth(
             rates=scenario.text.conditional_rates(slots.kind, slots.effect, slots.context, factor),
             context=step.context + step.prefill,

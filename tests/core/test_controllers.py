@@ -40,7 +40,7 @@ def outcome(of: StepFeatures, ms: float, seen: list[tuple[int, int, int, int]]) 
 
 def batch(rows: list[int], modes: list[int]) -> Batch:
     rows, modes = [*rows, *[ROWS] * (3 - len(rows))], [*modes, *[0] * (3 - len(modes))]
-    return Batch(np.asarray(rows, np.int32), np.asarray(modes, np.int32), np.float64(1000), np.float64(0))
+    return Batch(np.asarray(rows, np.int32), np.asarray(modes, np.int32), np.float64(1000))
 
 
 def started(controller: Controller) -> tuple[ControllerState, RequestRows]:

@@ -45,7 +45,6 @@ def prospect(
         ),
         decoding=np.arange(rows + 1) < rows,
         context=np.float64(0),
-        prefill=np.float64(0),
         learner=learner,
         cost=learner.init(cost) if state is None else state,
     )
@@ -318,9 +317,7 @@ def test_a_request_that_is_left_alone_gets_the_best_level_at_once() -> None:
     # 1 token in 7 ms, 1.9 in 8, 2 in 11.
     lone = prospect([[0.9, 0.1]], cost)
     drafts = jax.tree.map(lambda one, both: both.at[:1].set(one[:1]), lone.drafts, jax.tree.map(np_to_jax, two.drafts))
-    memory, decision = choose(
-        policy, memory, Prospect(drafts, np.arange(3) < 1, lone.context, lone.prefill, lone.learner, lone.cost)
-    )
+    memory, decision = choose(policy, memory, Prospect(drafts, np.arange(3) < 1, lone.context, lone.learner, lone.cost))
     assert int(memory.arm) == 1
     assert int(decision.draft_length) == 1
     assert int(np.asarray(decision.per_request)[0]) == 1

@@ -225,7 +225,7 @@ def test_the_controller_decides_as_when_it_serves(controller: Controller) -> Non
         rows = batch.row[batch.row < 6]
         assert counts_unobserved or all(serving.knows(ids[row]) for row in rows)
         modes = [int(mode) for mode in batch.mode[batch.row < 6]]
-        lengths = serving.decide([ids[row] for row in rows], modes, int(batch.context), int(batch.prefill))
+        lengths = serving.decide([ids[row] for row in rows], modes, int(batch.context))
         assert lengths.batch == log["k"][t], t
         if lengths.each is not None:
             np.testing.assert_array_equal(log["each"][t][batch.row < 6], lengths.each)
