@@ -100,7 +100,7 @@ class DiverseTokens(AbstractExpertUnion):
     def parameters(self) -> tuple[Parameter, ...]:
         """The diversity."""
         return (
-            Parameter("diversity", "1", variance=0.1, drift=2e-3, lower=0.05, upper=2.0, spread=0.3, log_drift=1e-4),
+            Parameter("diversity", "1", variance=0.1, drift=2e-3, lower=0.05, upper=2.0, spread=0.3, log_drift=1e-5),
         )
 
 

@@ -33,13 +33,11 @@ class GateMemory(eqx.Module):
         noise: variance of the logarithm of a step's time about its true prediction.
         run: how many surprises to one side there were lately.
         surprise: 1 or -1, the side of the last of them; 0 before the first.
-        start: the parameters that learning began with, in the filter's coordinates.
     """
 
     noise: Float[Array, ""]
     run: Float[Array, ""]
     surprise: Float[Array, ""]
-    start: Float[Array, " p"]
 
 
 class InnovationGate(AbstractCostLearner):
@@ -50,9 +48,14 @@ class InnovationGate(AbstractCostLearner):
     turn negative; and two that the data cannot tell apart keep the proportion that the prior gave them. Parameters
     that need not be positive (`spread` None) are learned as they are.
 
+    A machine's speed wanders, by its heat and by what else it does, and it does so for all steps alike. So that factor
+    has a drift (`scale_drift`): what the last steps say of the speed is believed at once, and what one draft length
+    costs against another is read off steps that lie near each other in time.
+
     A step is let in if its innovation is within `gate` of the standard deviations that the filter expects. A run of
-    surprises to one side is no chance: the belief was wrong, and may have been bent into a wrong shape by the first
-    steps, so learning starts again from the proportions that it began with, at the speed just measured.
+    surprises to one side is no chance: the speed has changed, so it counts as unknown again and the step is let in.
+    The proportions of the parameters stay: what looked like a change of the machine may have been its noise, or a
+    batch of a size that was not seen before, and they took long to learn.
 
     The noise of a step is learned as well, from the innovations (Mehra, IEEE Trans. Automatic Control 15, 1970): it
     holds what the form cannot say, and so keeps a form that does not fit from growing too sure of itself.
@@ -64,13 +67,13 @@ class InnovationGate(AbstractCostLearner):
         scale_drift: variance that it gains at each step that teaches.
         noise: the relative noise of a step's time that is assumed first.
         gate: expected standard deviations beyond which an innovation is a surprise.
-        run: surprises to one side after which learning starts again.
+        run: surprises to one side after which the speed counts as unknown again.
     """
 
     scale_spread: float = eqx.field(static=True, default=1.0)
-    scale_drift: float = eqx.field(static=True, default=1e-6)
+    scale_drift: float = eqx.field(static=True, default=1e-4)
     noise: float = eqx.field(static=True, default=0.05)
-    gate: float = eqx.field(static=True, default=3.5)
+    gate: float = eqx.field(static=True, default=4.0)
     run: float = eqx.field(static=True, default=4.0)
 
     @property
@@ -99,9 +102,7 @@ class InnovationGate(AbstractCostLearner):
             belief=Belief(checked.model, jnp.asarray(self._first_covariance(parameters))),
             error=jnp.zeros(()),
             taught=jnp.zeros((), jnp.int32),
-            memory=GateMemory(
-                noise=jnp.asarray(self.noise**2), run=jnp.zeros(()), surprise=jnp.zeros(()), start=_coordinates(cost)[0]
-            ),
+            memory=GateMemory(noise=jnp.asarray(self.noise**2), run=jnp.zeros(()), surprise=jnp.zeros(())),
         )
 
     def learn(self, state: CostState, step: StepFeatures, ms: Float[Array, ""], teaches: Bool[Array, ""]) -> CostState:
@@ -121,26 +122,22 @@ class InnovationGate(AbstractCostLearner):
 
         drift = np.diag([p.log_drift for p in parameters]) + self.scale_drift * _shared(parameters)
         prior = state.belief.covariance + drift
-        variance = slopes @ prior @ slopes + memory.noise
-        surprises = innovation**2 > self.gate**2 * variance
+        surprises = innovation**2 > self.gate**2 * (slopes @ prior @ slopes + memory.noise)
 
         same_side = memory.surprise * innovation >= 0
         run = jnp.where(surprises, jnp.where(same_side, memory.run, 0.0) + 1.0, RUN_DECAY * memory.run)
         side = jnp.where(surprises, jnp.sign(innovation), memory.surprise)
-        reseeds = surprises & (run >= self.run)
+        reopens = surprises & (run >= self.run)
 
+        prior = prior + jnp.where(reopens, self.scale_spread**2, 0.0) * _shared(parameters)
+        variance = slopes @ prior @ slopes + memory.noise
         gain = prior @ slopes / variance
         lower, upper = _limits(parameters)
         mean = jnp.clip(mean + gain * innovation, lower, upper)
         keep = jnp.eye(len(parameters)) - jnp.outer(gain, slopes)
         covariance = keep @ prior @ keep.T + memory.noise * jnp.outer(gain, gain)
 
-        # The start's proportions at the speed that was just measured. Scaling all times scales the prediction.
-        shift = jnp.log(jnp.maximum(ms, TINY_MS)) - predicted_log_ms(from_mean(memory.start), step, TINY_MS)
-        mean = jnp.where(reseeds, jnp.clip(memory.start + shift * _times(parameters), lower, upper), mean)
-        covariance = jnp.where(reseeds, self._first_covariance(parameters), covariance)
-
-        accepted = teaches & (~surprises | reseeds)
+        accepted = teaches & (~surprises | reopens)
         # E[innovation**2] = variance, if the noise is right.
         noise = jnp.clip(memory.noise + NOISE_RATE * (innovation**2 - variance), LEAST_NOISE**2, MOST_NOISE**2)
         state = counted(
@@ -148,9 +145,8 @@ class InnovationGate(AbstractCostLearner):
         )
         memory = GateMemory(
             noise=jnp.where(teaches & ~surprises, noise, memory.noise),
-            run=jnp.where(teaches, jnp.where(reseeds, 0.0, run), memory.run),
+            run=jnp.where(teaches, jnp.where(reopens, 0.0, run), memory.run),
             surprise=jnp.where(teaches, side, memory.surprise),
-            start=memory.start,
         )
         return eqx.tree_at(lambda s: s.memory, state, memory)
 

@@ -1,10 +1,13 @@
 """The learner in logarithms: against an oracle, from any start, and what it does with surprises."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jaxtyping import Float
 
 from akjax import Constant, CostTable, FixedCost, InnovationGate, RatioGate, StepFeatures, dense_cost, reference_cost
+from akjax.arrays import Array
 from akjax.cost.model import AbstractCostModel
 from akjax.learner import CostState
 
@@ -52,7 +55,7 @@ def test_any_run_of_a_dense_cost_follows_the_oracle() -> None:
         state = taught(gate, state, [(tokens, ms)])
         parts = np.exp(x) * [1.0, tokens]
         slopes = parts / parts.sum()
-        P = P + 1e-6
+        P = P + 1e-4
         innovation, variance = np.log(ms / parts.sum()), slopes @ P @ slopes + noise
         assert innovation**2 < gate.gate**2 * variance
         gain = P @ slopes / variance
@@ -81,14 +84,37 @@ def test_a_single_spike_changes_no_parameter() -> None:
     assert int(after.taught) == int(state.taught) == 20
 
 
-def test_a_run_of_surprises_starts_again_in_the_first_proportions_at_the_new_speed() -> None:
+def test_after_a_run_of_surprises_the_speed_is_unknown_again_and_the_proportions_stay() -> None:
     gate = InnovationGate()
-    state = taught(gate, gate.init(dense_cost(20.0, 0.5)), [(4.0, 22.0)] * 20)
+    # Learned far from the start's proportions: at 4 and 40 tokens these steps are 12 + 2.5 ms a token.
+    state = taught(gate, gate.init(dense_cost(20.0, 0.5)), [(4.0, 22.0), (40.0, 112.0)] * 200)
     state = taught(gate, state, [(4.0, 110.0)] * 3)
-    assert predicted(state, 4.0) == pytest.approx(22.0, rel=1e-2)
+    assert predicted(state, 4.0) == pytest.approx(22.0, rel=1e-3)
+    x = np.log([float(leaf) for leaf in jax.tree.leaves(state.belief.model)])
+    P, noise = np.asarray(state.belief.covariance), float(state.memory.noise)
+    assert int(state.taught) == 400
     state = taught(gate, state, [(4.0, 110.0)])
-    np.testing.assert_allclose(jax.tree.leaves(state.belief.model), [100.0, 2.5], rtol=1e-9)
-    np.testing.assert_allclose(np.asarray(state.belief.covariance), [[1.25, 1.0], [1.0, 1.25]], rtol=1e-12)
+    assert int(state.taught) == 401
+
+    parts = np.exp(x) * [1.0, 4.0]
+    slopes = parts / parts.sum()
+    P = P + 1e-4 + 1.0
+    gain = P @ slopes / (slopes @ P @ slopes + noise)
+    expected = np.exp(x + gain * np.log(110.0 / parts.sum()))
+    np.testing.assert_allclose(jax.tree.leaves(state.belief.model), expected, rtol=1e-9)
+    np.testing.assert_allclose(np.asarray(state.belief.covariance), P - np.outer(gain, slopes @ P), rtol=1e-7)
+    # So a step of 40 tokens, not seen since, is known to take five times as long too.
+    assert predicted(state, 40.0) == pytest.approx(5 * 112.0, rel=0.02)
+
+
+def test_a_machine_that_is_twice_as_slow_for_a_while_leaves_the_proportions_as_they_were() -> None:
+    gate = InnovationGate()
+    alike = [(4.0, 22.0), (40.0, 112.0)] * 200
+    state = taught(gate, gate.init(dense_cost(20.0, 0.5)), alike)
+    # Slow at one size, and fast again at the same: nothing is said of the other size.
+    state = taught(gate, state, [(4.0, 44.0)] * 60 + [(4.0, 22.0)] * 60)
+    assert predicted(state, 4.0) == pytest.approx(22.0, rel=1e-3)
+    assert predicted(state, 40.0) == pytest.approx(112.0, rel=1e-3)
 
 
 def test_surprises_in_every_other_step_are_a_run_too() -> None:
@@ -121,18 +147,28 @@ def test_what_is_no_step_time_teaches_nothing() -> None:
         np.testing.assert_array_equal(new, old)
 
 
-def test_parameters_that_cannot_be_told_apart_stay_near_the_truth() -> None:
-    rng = np.random.default_rng(0)
+def test_parameters_that_cannot_be_told_apart_stay_about_the_truth() -> None:
     gate = InnovationGate()
     truth = reference_cost(27.0, 0.635, 0.542, experts=288, top_k=8)
-    state = gate.init(truth)
-    for _ in range(2000):
-        tokens = float(rng.integers(2, 9))
-        ms = float(truth(step_of(tokens))) * np.exp(rng.normal(0, 0.03))
-        state = taught(gate, state, [(tokens, ms)])
-    _, per_expert, _, per_token = (float(leaf) for leaf in jax.tree.leaves(state.belief.model))
-    assert per_expert == pytest.approx(0.635, rel=0.3)
-    assert per_token == pytest.approx(0.542, rel=0.3)
+
+    def learned(key: Array) -> Float[Array, " p"]:
+        of_tokens, of_noise = jax.random.split(key)
+        tokens = jax.random.randint(of_tokens, (2000,), 2, 9).astype(np.float64)
+        noise = 0.03 * jax.random.normal(of_noise, (2000,), np.float64)
+
+        def one(state: CostState, drawn: tuple[Array, Array]) -> tuple[CostState, None]:
+            step = StepFeatures(drawn[0], np.ones(()), drawn[0] - 1.0)
+            return gate.learn(state, step, truth(step) * jnp.exp(drawn[1]), YES), None
+
+        state, _ = jax.lax.scan(one, gate.init(truth), (tokens, noise))
+        return jnp.stack(jax.tree.leaves(state.belief.model))
+
+    base, per_expert, _, per_token = np.asarray(jax.jit(jax.vmap(learned))(jax.random.split(jax.random.key(0), 40))).T
+    # Each run is off its own way, as 3% of noise hides what 2 to 8 tokens tell; together they are not.
+    assert np.median(base) == pytest.approx(27.0, rel=0.02)
+    assert np.median(per_expert) == pytest.approx(0.635, rel=0.15)
+    assert np.median(per_token) == pytest.approx(0.542, rel=0.25)
+    assert np.quantile(np.abs(np.log(per_expert / 0.635)), 0.9) < np.log(1.5)
 
 
 def test_forecasts_are_as_unsure_as_a_sample_of_the_belief() -> None:
