@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from akjax.controller import Batch, Controller, ControllerState, Observations, Outcome, RequestRows
 from akjax.cost.model import AbstractCostModel
 from akjax.features import StepFeatures
+from akjax.learner import Covariance
 from akjax.packing import Layout
 
 
@@ -72,10 +73,19 @@ class CompiledController:
         learns_cost: whether steps teach the cost model.
         expects_exact_times: whether only a step's own time may teach, then prompts included.
         counts_unobserved: whether requests that were never observed are decided for too.
+        admits: whether the own time of a step of some `StepMeasures` may teach at all, however long it is.
     """
 
-    def __init__(self, controller: Controller, cost: AbstractCostModel, max_requests: int) -> None:
+    def __init__(
+        self,
+        controller: Controller,
+        cost: AbstractCostModel,
+        max_requests: int,
+        covariance: Covariance | None = None,
+    ) -> None:
         """Compiles the step for 1, 4, 16, ... up to at least `max_requests` requests, on the CPU, in float64.
+
+        `covariance` is that of a fitted `cost`; None for the prior of its form.
 
         Raises:
             ValueError: `cost` does not name its parameters, or `max_requests` is not positive.
@@ -85,14 +95,17 @@ class CompiledController:
         self.learns_cost = controller.learner.learns
         self.expects_exact_times = controller.learner.expects_exact_times
         self.counts_unobserved = controller.policy.counts_unobserved
+        self.admits = controller.learner.admits
         self._draft_limit = controller.draft_limit
         cpu = jax.local_devices(backend="cpu")[0]
         on_cpu = jax.sharding.SingleDeviceSharding(cpu)
         with jax.enable_x64(True), jax.default_device(cpu):
-            state = controller.init(cost)
+            state = controller.init(cost, covariance)
             row = jax.tree.map(lambda leaf: leaf[0], controller.init_rows(state, 1))
             self._state_layout, row_layout = Layout(state), Layout(row)
             self._state = np.array(self._state_layout.pack(state))
+        cost_state = self._state_layout.views(self._state).cost
+        self._taught, self._predicted_ms = cost_state.taught, cost_state.predicted_ms
         sizes = [4**exponent for exponent in range(_size_index(max_requests) + 1)]
         with ThreadPoolExecutor() as pool:  # XLA compiles without the GIL
             self._steps = list(
@@ -103,6 +116,16 @@ class CompiledController:
         self._free = list(range(len(self._rows)))
         self._leaving: list[int] = []
         self._pending = _NOTHING
+
+    @property
+    def taught(self) -> int:
+        """How many of the steps that were taken in taught the cost model; read without taking in any."""
+        return int(self._taught)
+
+    @property
+    def predicted_ms(self) -> float:
+        """Of the last step that was taken in, as it was predicted before it taught; 0 before the first."""
+        return float(self._predicted_ms)
 
     def knows(self, request_id: str) -> bool:
         """Whether the request has been observed or, where unobserved ones count too, decided for."""

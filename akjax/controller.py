@@ -12,7 +12,7 @@ from akjax.acceptance import AbstractAcceptanceModel, Verified
 from akjax.arrays import Array
 from akjax.cost.model import AbstractCostModel
 from akjax.features import StepFeatures
-from akjax.learner import AbstractCostLearner, CostState
+from akjax.learner import AbstractCostLearner, CostState, Covariance
 from akjax.policy import AbstractPolicy, Decision, Prospect
 
 CodeMode = Literal["gated", "1", "0"]
@@ -126,11 +126,11 @@ class Controller(eqx.Module):
         """How many modes have rates of their own, the usual ones included."""
         return 1 if self.code_mode == "0" else 3
 
-    def init(self, cost: AbstractCostModel) -> ControllerState:
-        """The state before the first step: `cost` and its prior, the acceptance prior, and k at its maximum."""
+    def init(self, cost: AbstractCostModel, covariance: Covariance | None = None) -> ControllerState:
+        """The state before the first step: `cost` with its prior or a fit's covariance, and k at its maximum."""
         pool = self.acceptance.init_pool(self.draft_limit)
         return ControllerState(
-            cost=self.learner.init(cost),
+            cost=self.learner.init(cost, covariance),
             pools=jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (self.modes, *leaf.shape)), pool),
             choice=self.policy.init(self.draft_limit),
         )

@@ -1,20 +1,38 @@
-"""Fits a cost model to measured steps, all at once."""
+"""Fits a cost model to measured steps, all at once, and says how sure it is."""
 
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from akjax.arrays import Array
 from akjax.cost import AbstractCostModel
 from akjax.features import StepFeatures
 
-# How far inside a parameter's bounds a search begins, as a share of their distance.
-_INSIDE = 1e-3
+from .certainty import covariance_of, determined
+from .loss import (
+    FREEDOM,
+    LossName,
+    check_loss,
+    log_residuals,
+    relative_residuals,
+    robust_log_scale,
+    robust_loss,
+    robust_score,
+    slopes_of,
+    square_scale,
+    weighted_mean,
+)
+from .search import Coordinates, coordinates_of, minimised, scattered
+
+# Rows that the first searches go by, drawn at random, and how far each of them is taken.
+_SCOUT_ROWS, _SCOUT_ITERATIONS, _SCOUT_TOLERANCE = 2048, 60, 1e-5
+# A residual of so many of the noise's standard deviations is an outlier: of a thousand normal ones, none is.
+_OUTLIER = 5.0
 
 
 class CostFit(NamedTuple):
@@ -22,15 +40,40 @@ class CostFit(NamedTuple):
 
     Attributes:
         model: with the fitted parameters.
+        covariance: of the parameters in their units, in the order of `model.parameters()`: 0 for one on a bound or
+            unseen. Holds for noise of any distribution (White, Econometrica 50, 1982).
+        determined: of each parameter, whether the steps say what it is; see `akjax.fits.certainty.determined`.
+        at_bound: of each parameter, whether it ended on one of its bounds, or at 0 where it has to be positive.
+        unseen: of each parameter, whether none of the steps has to do with it: it is as it was at the start.
+        noise: relative standard deviation of a step's time about the model, by the robust loss its scale.
         relative_error: root mean square of (predicted - measured) / measured over the steps.
+        outliers: the steps that are more than five standard deviations off, by their index; none for "squares".
         iterations: that it took.
         converged: whether the gradient vanished; if not, more iterations may fit better.
+        loss: that was minimised.
     """
 
     model: AbstractCostModel
+    covariance: Float[np.ndarray, "p p"]
+    determined: Bool[np.ndarray, " p"]
+    at_bound: Bool[np.ndarray, " p"]
+    unseen: Bool[np.ndarray, " p"]
+    noise: float
     relative_error: float
+    outliers: np.ndarray
     iterations: int
     converged: bool
+    loss: LossName
+
+    @property
+    def values(self) -> Float[np.ndarray, " p"]:
+        """The parameters, in the order of `model.parameters()`."""
+        return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(self.model)])
+
+    @property
+    def standard_errors(self) -> Float[np.ndarray, " p"]:
+        """Of the parameters, in their units; 0 for one on a bound or unseen."""
+        return np.sqrt(np.diag(self.covariance))
 
 
 def fit_cost(
@@ -38,27 +81,81 @@ def fit_cost(
     steps: StepFeatures,
     ms: Float[Array, " steps"],
     *,
-    max_iterations: int = 1000,
-    tolerance: float = 1e-9,
+    weights: Float[Array, "..."] | None = None,
+    loss: LossName = "robust",
+    priors: bool = True,
+    searches: int = 8,
+    max_iterations: int = 300,
+    tolerance: float = 1e-8,
 ) -> CostFit:
-    """The parameters of `start`'s form with the least squares of the relative error, within the form's bounds.
+    """The parameters of `start`'s form that fit measured steps best, within the form's bounds.
 
-    By L-BFGS with exact gradients (Nocedal & Wright, Numerical Optimization, 2006, ch. 7), from `start`, in float64.
-    Each parameter is scaled by its prior spread, or if both its bounds are finite mapped onto the whole line by a
-    logistic function.
+    Several searches on a few of the steps, the first from `start` brought to the machine's speed, the others scattered
+    about it by the form's priors, find the place; from the best of them one goes on with all steps. All by L-BFGS with
+    exact gradients in float64, and a last Newton step with the curvature that the standard errors need anyway.
+
+    The losses: "robust" is the likelihood of Student's t with 4 degrees of freedom for the logarithms of the times, its
+    scale fitted too, so that single steps that took long for reasons of their own hardly count. "squares" is the mean
+    square of (predicted - measured) / measured, where each counts in full.
+
+    Parameters without a unit, such as factors and powers, have a prior about `start` in the robust loss, as wide as the
+    form says. Next to some hundred steps it says nothing; of what only a product is seen it says which is which.
 
     Args:
         start: the form, and where the search begins.
         steps: the features of the measured steps, along one axis.
         ms: that they took.
-        max_iterations: after which to give up.
-        tolerance: of the gradient's largest element, in the scaled parameters.
+        weights: how often each step counts, 1 if None; 0 for one that does not. Fits of other choices among the same
+            steps take the same compiled code.
+        loss: to minimise.
+        priors: whether the robust loss has them.
+        searches: to begin with.
+        max_iterations: of the last search, after which to give up.
+        tolerance: of the gradient's largest element, in coordinates in which the loss curves by 1.
 
     Raises:
         ValueError: no steps, features of other shapes than `ms` or not finite, a time that is not positive and finite,
-            or a form with a parameter that is bounded on one side only.
+            weights that are negative or all 0, a form with a parameter that is bounded on one side only, or a loss that
+            is none.
     """
+    check_loss(loss)
     measured = np.asarray(ms, np.float64)
+    counts = np.ones_like(measured) if weights is None else np.asarray(weights, np.float64)
+    _check_steps(steps, measured, counts)
+    values: Any = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(start)]).astype(np.float64)
+    coordinates = coordinates_of(start.parameters(), values)
+    # optax mixes int32 with int64, which a process with strict promotion would refuse.
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+        features = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), steps)
+        model = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), start)
+        some = _some_rows(counts)
+        few = jax.tree.map(lambda leaf: leaf[some] if leaf.ndim else leaf, features)
+        best, scouted = _scout(model, few, measured[some], counts[some], coordinates, loss, priors, searches)
+        polished = _polish(
+            model, features, measured, counts, best, coordinates, loss, priors, max_iterations, tolerance
+        )
+        natural, fitted, iterations, slope, slopes, summary = jax.tree.map(np.asarray, polished)
+    noise, relative_error, outliers = summary
+    hessian, squares, units = slopes
+    unseen = (np.diag(squares) == 0)[: len(natural)]
+    at_bound = coordinates.at_bound(natural) & ~unseen
+    covariance = covariance_of(hessian, squares, units, at_bound | unseen)
+    return CostFit(
+        model=fitted,
+        covariance=covariance,
+        determined=determined(start.parameters(), natural, covariance, at_bound | unseen),
+        at_bound=at_bound,
+        unseen=unseen,
+        noise=float(noise),
+        relative_error=float(relative_error),
+        outliers=np.flatnonzero(outliers),
+        iterations=int(scouted) + int(iterations),
+        converged=bool(slope <= tolerance),
+        loss=loss,
+    )
+
+
+def _check_steps(steps: StepFeatures, measured: Float[np.ndarray, "..."], weights: Float[np.ndarray, "..."]) -> None:
     shapes = [np.shape(leaf) for leaf in jax.tree.leaves(steps)]
     fits = np.shape(steps.tokens) == measured.shape and all(shape in (measured.shape, ()) for shape in shapes)
     if measured.ndim != 1 or not measured.size or not fits:
@@ -67,57 +164,171 @@ def fit_cost(
         raise ValueError("every feature must be finite")
     if not np.all(np.isfinite(measured) & (measured > 0)):
         raise ValueError("every ms must be positive and finite")
-    for parameter in start.parameters():
-        if np.isfinite(parameter.lower) != np.isfinite(parameter.upper):
-            raise ValueError(f"{parameter.name} is bounded on one side only, which no fit keeps to; bound the other")
-    # optax mixes int32 with int64, which a process with strict promotion would refuse.
-    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
-        features = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), steps)
-        values, unravel = ravel_pytree(jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), start))
-        scaled, natural = _scaling(start, values)
-
-        def loss(z: Float[Array, " p"]) -> Float[Array, ""]:
-            return jnp.mean(((unravel(natural(z))(features) - measured) / measured) ** 2)
-
-        z, iterations, largest = jax.jit(lambda z: _minimise(loss, z, max_iterations, tolerance))(scaled)
-        model = jax.tree.map(np.asarray, unravel(natural(z)))
-        return CostFit(model, float(jnp.sqrt(loss(z))), int(iterations), bool(largest <= tolerance))
+    if weights.shape != measured.shape or not np.all(np.isfinite(weights) & (weights >= 0)) or not np.any(weights > 0):
+        raise ValueError(f"weights must be one for each step, none negative and not all 0, given {weights}")
 
 
-def _scaling(start: AbstractCostModel, values: Float[Array, " p"]) -> tuple[Float[Array, " p"], Any]:
-    """Where the search begins in scaled parameters, and the way back from scaled to natural ones."""
-    parameters = start.parameters()
-    lower = np.asarray([parameter.lower for parameter in parameters])
-    upper = np.asarray([parameter.upper for parameter in parameters])
-    spread = np.sqrt([parameter.variance for parameter in parameters])
-    bounded = np.isfinite(lower) & np.isfinite(upper)
-    low, width = np.where(bounded, lower, 0.0), np.where(bounded, upper - lower, 1.0)
-    # On a bound itself, where the filter may have clipped it, the logistic function has no way back inside.
-    share = jnp.where(bounded, jnp.clip((values - low) / width, _INSIDE, 1 - _INSIDE), 0.5)
-
-    def natural(z: Float[Array, " p"]) -> Float[Array, " p"]:
-        return jnp.where(bounded, low + width * jax.nn.sigmoid(z), values + spread * z)
-
-    return jnp.where(bounded, jax.scipy.special.logit(share), 0.0), natural
+def _some_rows(weights: Float[np.ndarray, " steps"]) -> np.ndarray:
+    """As many whatever the weights, so that the searches are compiled once."""
+    if len(weights) <= _SCOUT_ROWS:
+        return np.arange(len(weights))
+    counting = np.flatnonzero(weights)
+    return np.random.default_rng(0).choice(counting, _SCOUT_ROWS, replace=len(counting) < _SCOUT_ROWS)
 
 
-def _minimise(loss: Any, start: Float[Array, " p"], max_iterations: int, tolerance: float) -> Any:
-    """The minimum, the iterations it took, and the gradient's largest element there."""
-    solver = optax.lbfgs()
-    value_and_gradient = optax.value_and_grad_from_state(loss)
+class _Objective:
+    """The loss of a form on some steps, in free coordinates; the robust loss has the scale's logarithm after them."""
 
-    def go_on(carry: Any) -> Any:
-        _, _, gradient, iterations = carry
-        return (jnp.max(jnp.abs(gradient)) > tolerance) & (iterations < max_iterations)
+    def __init__(
+        self,
+        model: AbstractCostModel,
+        features: StepFeatures,
+        ms: Any,
+        weights: Any,
+        coordinates: Coordinates,
+        loss: LossName,
+        priors: bool,
+    ) -> None:
+        values, self._unravel = ravel_pytree(model)
+        self._size = len(values)
+        self._features, self._ms, self._weights = features, ms, weights
+        self._coordinates, self._robust = coordinates, loss == "robust"
+        parameters = model.parameters()
+        self._start = values
+        self._positive = np.asarray([parameter.spread is not None for parameter in parameters])
+        spreads = np.asarray([np.sqrt(p.variance) if p.spread is None else p.spread for p in parameters])
+        held = np.asarray([self._robust and priors and not parameter.is_time for parameter in parameters])
+        self._precision = np.where(held, 1.0 / spreads, 0.0)
 
-    def iterate(carry: Any) -> Any:
-        z, state, _, iterations = carry
-        value, gradient = value_and_gradient(z, state=state)
-        updates, state = solver.update(gradient, state, z, value=value, grad=gradient, value_fn=loss)
-        z = optax.apply_updates(z, updates)
-        return z, state, optax.tree.get(state, "grad"), iterations + 1
+    def predicted(self, x: Float[Array, " q"]) -> Float[Array, " steps"]:
+        return self._unravel(self._coordinates.natural(x[: self._size]))(self._features)
 
-    z, _, gradient, iterations = jax.lax.while_loop(
-        go_on, iterate, (start, solver.init(start), jnp.full_like(start, jnp.inf), jnp.asarray(0))
+    def residuals(self, x: Float[Array, " q"]) -> Float[Array, " steps"]:
+        return (log_residuals if self._robust else relative_residuals)(self.predicted(x), self._ms)
+
+    def strains(self, x: Float[Array, " q"]) -> Float[Array, " p"]:
+        """How far each parameter that has a prior is from its start, in that prior's standard deviations."""
+        natural = self._coordinates.natural(x[: self._size])
+        ratio = jnp.where(self._positive, jnp.maximum(natural, 1e-300) / self._start, 1.0)
+        return jnp.asarray(self._precision) * jnp.where(self._positive, jnp.log(ratio), natural - self._start)
+
+    def __call__(self, x: Float[Array, " q"]) -> Float[Array, ""]:
+        residuals = self.residuals(x)
+        if self._robust:
+            prior = 0.5 * jnp.sum(self.strains(x) ** 2) / jnp.sum(self._weights)
+            return robust_loss(residuals, x[-1], self._weights) + prior
+        return weighted_mean(residuals**2, self._weights)
+
+    def begin(self, natural: Float[Array, " p"]) -> Float[Array, " q"]:
+        """The coordinates of parameters, and of the scale that suits them."""
+        free = self._coordinates.free(natural)
+        if not self._robust:
+            return free
+        return jnp.append(free, robust_log_scale(self.residuals(jnp.append(free, 0.0)), self._weights))
+
+    def curvature(self, x: Float[Array, " q"]) -> Float[Array, "q q"]:
+        """About the loss's own, and never negative: Gauss and Newton's, or what t's scores have for information."""
+        slopes = slopes_of(self.residuals, x)[:, : self._size]
+        squares = slopes.T @ (self._weights[:, None] * slopes) / jnp.sum(self._weights)
+        if not self._robust:
+            return 2.0 * squares
+        squares = (FREEDOM + 1.0) / (FREEDOM + 3.0) / square_scale(x[-1]) * squares
+        squares = squares + self.prior_curvature(x)[: self._size, : self._size] / jnp.sum(self._weights)
+        return jax.scipy.linalg.block_diag(squares, jnp.full((1, 1), 2.0 * FREEDOM / (FREEDOM + 3.0)))
+
+    def scores(self, x: Float[Array, " q"]) -> Float[Array, "steps q"]:
+        """The slope of each step's own loss."""
+        residuals, slopes = self.residuals(x), slopes_of(self.residuals, x)[:, : self._size]
+        if not self._robust:
+            return 2.0 * residuals[:, None] * slopes
+        score = robust_score(residuals, x[-1])
+        of_scale = (1.0 - score * residuals) * jnp.exp(2.0 * x[-1]) / square_scale(x[-1])
+        return jnp.concatenate([score[:, None] * slopes, of_scale[:, None]], axis=1)
+
+    def prior_curvature(self, x: Float[Array, " q"]) -> Float[Array, "q q"]:
+        """About that of the summed loss's priors, and what their slopes' squares are expected to be."""
+        slopes = slopes_of(self.strains, x)
+        return slopes.T @ slopes
+
+    def hessian(self, x: Float[Array, " q"]) -> Float[Array, "q q"]:
+        """Of the mean loss, one column after the other: all at once would take their number times the memory."""
+        gradient = jax.grad(self)
+        return jax.lax.map(lambda along: jax.jvp(gradient, (x,), (along,))[1], jnp.eye(len(x)))
+
+
+@eqx.filter_jit
+def _scout(
+    model: AbstractCostModel,
+    features: StepFeatures,
+    ms: Any,
+    weights: Any,
+    coordinates: Coordinates,
+    loss: LossName,
+    priors: bool,
+    searches: int,
+) -> tuple[Float[Array, " p"], Any]:
+    """The best of some searches, in natural parameters, and the most iterations that one took."""
+    objective = _Objective(model, features, ms, weights, coordinates, loss, priors)
+    values, unravel = ravel_pytree(model)
+    parameters = model.parameters()
+    # Another machine is another speed: what is in ms is brought to that of the steps.
+    speed = jnp.nanmedian(jnp.where(weights > 0, ms / unravel(values)(features), jnp.nan))
+    is_time = np.asarray([parameter.is_time for parameter in parameters])
+    values = values * jnp.where(is_time & jnp.isfinite(speed) & (speed > 0), speed, 1.0)
+
+    def search(natural: Float[Array, " p"]) -> tuple[Float[Array, ""], Float[Array, " q"], Any]:
+        x = objective.begin(natural)
+        found = minimised(objective, x, objective.curvature(x), _SCOUT_ITERATIONS, _SCOUT_TOLERANCE)
+        value = objective(found.at)
+        return jnp.where(jnp.isfinite(value), value, jnp.inf), found.at, found.iterations
+
+    losses, ends, iterations = jax.vmap(search)(scattered(parameters, values, searches))
+    return coordinates.natural(ends[jnp.argmin(losses), : len(values)]), jnp.max(iterations)
+
+
+@eqx.filter_jit
+def _polish(
+    model: AbstractCostModel,
+    features: StepFeatures,
+    ms: Any,
+    weights: Any,
+    natural: Float[Array, " p"],
+    coordinates: Coordinates,
+    loss: LossName,
+    priors: bool,
+    max_iterations: int,
+    tolerance: float,
+) -> tuple[Any, ...]:
+    """The minimum from there.
+
+    Returns:
+        Its parameters; the model with them; the iterations and the slope that was left; what `covariance_of` needs; and
+        the noise, the relative error and which steps are outliers.
+    """
+    objective = _Objective(model, features, ms, weights, coordinates, loss, priors)
+    begin = objective.begin(natural)
+    found = minimised(objective, begin, objective.curvature(begin), max_iterations, tolerance)
+    hessian = objective.hessian(found.at)
+    step = jnp.linalg.solve(hessian, jax.grad(objective)(found.at))
+    newton = found.at - step
+    better = jnp.all(jnp.isfinite(newton)) & (found.slope <= tolerance) & (objective(newton) <= objective(found.at))
+    found = found._replace(at=jnp.where(better, newton, found.at))
+
+    x, size = found.at, len(natural)
+    at = coordinates.natural(x[:size])
+    scores = objective.scores(x)
+    units = jax.grad(lambda free: jnp.sum(coordinates.natural(free)))(x[:size])
+    relative = relative_residuals(objective.predicted(x), ms)
+    relative_error = jnp.sqrt(weighted_mean(relative**2, weights))
+    if loss == "robust":
+        noise = jnp.sqrt(square_scale(x[-1]))
+        outliers = (weights > 0) & (jnp.abs(objective.residuals(x)) > _OUTLIER * noise)
+    else:
+        noise, outliers = relative_error, jnp.zeros(len(ms), bool)
+    certainty = (
+        hessian * jnp.sum(weights),
+        scores.T @ (weights[:, None] ** 2 * scores) + objective.prior_curvature(x),
+        units,
     )
-    return z, iterations, jnp.max(jnp.abs(gradient))
+    fitted = ravel_pytree(model)[1](at)
+    return at, fitted, found.iterations, found.slope, certainty, (noise, relative_error, outliers)

@@ -87,9 +87,10 @@ class AdaptiveKScheduler(AsyncScheduler):
         request_id: str,
     ) -> SpecDecodingStats | None:
         """Notes how many of a request's drafts were accepted. Drafts cut by a grammar were never verified."""
-        drafted = num_draft_tokens - (num_invalid_spec_tokens or {}).get(request_id, 0)
+        cut = (num_invalid_spec_tokens or {}).get(request_id, 0)
+        drafted = num_draft_tokens - cut
         if drafted > 0:
-            self._verified.append(VerifiedDrafts(request_id, drafted, num_accepted_tokens))
+            self._verified.append(VerifiedDrafts(request_id, drafted, num_accepted_tokens, cut))
         return super().make_spec_decoding_stats(
             spec_decoding_stats, num_draft_tokens, num_accepted_tokens, num_invalid_spec_tokens, request_id
         )
@@ -104,8 +105,9 @@ class AdaptiveKScheduler(AsyncScheduler):
                     self._trim(request, self.plan)
 
     def shutdown(self) -> None:
-        """Logs what was learned, then shuts down."""
+        """Logs what was learned, ends the step log, then shuts down."""
         self._with_pilot(lambda pilot: _log(describe_cost(pilot.controller)))
+        self._with_pilot(Pilot.close)
         super().shutdown()
 
     def _planned(self, pilot: Pilot, scheduler_output: SchedulerOutput) -> DraftPlan:
@@ -122,19 +124,21 @@ class AdaptiveKScheduler(AsyncScheduler):
             now=monotonic(),
             context=step.context,
         )
-        self._in_flight.append((scheduler_output, step._replace(drafting=plan.draft_length)))
+        self._in_flight.append((scheduler_output, step._replace(drafting=plan.draft_length, forced=pilot.forced)))
         return plan
 
     def _observed(self, pilot: Pilot, scheduler_output: SchedulerOutput, now: float) -> None:
         step = self._arrived(scheduler_output)
-        if step is None:
-            pilot.idle()
-            return
         # No drafter has seen a request in its first step, or its first after a preemption: what vLLM verifies there,
         # where it has no dynamic schedule, is padding up to a uniform batch.
         undrafted = {request.req_id for request in scheduler_output.scheduled_new_reqs}
         undrafted |= scheduler_output.scheduled_cached_reqs.resumed_req_ids
-        pilot.output(step, [drafts for drafts in self._verified if drafts.request_id not in undrafted], now)
+        verified = [drafts for drafts in self._verified if drafts.request_id not in undrafted]
+        if step is None:
+            tokens, drafts = scheduler_output.num_scheduled_tokens, scheduler_output.scheduled_spec_decode_tokens
+            pilot.unknown_output(ScheduledStep(tokens, drafts), verified, now)
+        else:
+            pilot.output(step, verified, now)
 
     def _arrived(self, scheduler_output: SchedulerOutput) -> ScheduledStep | None:
         """The step of an output as it was planned; None if it was not.

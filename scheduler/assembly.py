@@ -1,15 +1,24 @@
 """Puts the parts together as a vLLM configuration and the operator's settings say."""
 
+import platform
 from collections.abc import Callable, Sequence
+from importlib import metadata
+from time import time
+from uuid import uuid4
 
+import vllm
 from vllm.config import VllmConfig
+from vllm.platforms import current_platform
 from vllm.tokenizers import cached_tokenizer_from_config
 
 from akjax.acceptance import RunningRates
 from akjax.compiled_controller import CompiledController
 from akjax.controller import Controller
 from akjax.controllers import default_controller, reference_controller
-from akjax.cost import UNEVEN, AbstractCostModel, dense_cost, reference_cost, serving_cost
+from akjax.cost import UNEVEN, AbstractCostModel
+from akjax.fit_file import CostStart, FitFile, start_of
+from akjax.forms import Engine, form_named
+from akjax.step_log import LogHeader
 
 from .control_file import ControlFile, PolicyName
 from .cuda_graphs import captured_sizes
@@ -20,6 +29,7 @@ from .pilot import Pilot
 from .reports import Reports, describe_cost
 from .served_model import Routing, routing_of
 from .settings import PREFIX, Settings, SettingsError, load_settings
+from .step_log import LogFiles, LogWriter, StepLog
 from .vocabulary import vocabulary_of
 
 
@@ -61,21 +71,83 @@ def assemble(vllm_config: VllmConfig, lookup: Sequence[int] | None, log: Callabl
     rules: dict[PolicyName, Controller] = {
         policy: controller_of(policy, settings, draft_limit, levels) for policy in policies
     }
-    costs = {policy: cost_model(policy, settings, routing, levels, sizes) for policy in rules}
+    starts = {policy: cost_start(policy, settings, routing, levels, sizes) for policy in rules}
+    if unmatched := starts[settings.policy].unmatched:
+        log(f"only one of the fit and this engine's cost model has {', '.join(unmatched)}: no start from the fit there")
     keep_to_cpu()
     controllers: dict[PolicyName, CompiledController] = {
-        policy: CompiledController(rules[policy], costs[policy], vllm_config.scheduler_config.max_num_seqs)
+        policy: CompiledController(
+            rules[policy],
+            starts[policy].model,
+            vllm_config.scheduler_config.max_num_seqs,
+            covariance=starts[policy].covariance,
+        )
         for policy in rules
     }
-    chosen_from = ", ".join(map(str, rules[settings.policy].policy.levels))
-    log(f"chooses k from {chosen_from} (K={draft_limit}); {describe_cost(controllers[settings.policy])}")
+    chosen_from = rules[settings.policy].policy.levels
+    in_charge = controllers[settings.policy]
+    log(f"chooses k from {', '.join(map(str, chosen_from))} (K={draft_limit}); {describe_cost(in_charge)}")
     if unreachable := out_of_reach(levels, schedule):
         log(
             f"k {', '.join(map(str, unreachable))} cannot be chosen: the schedule has it for more requests than"
             f" max_num_seqs={vllm_config.scheduler_config.max_num_seqs} only"
         )
     modes = None if vocabulary is None else ModeTracker(vocabulary)
-    return Pilot(controllers, ControlFile(settings.control, draft_limit, min(levels[0], 1)), modes, Reports(log))
+    step_log = None
+    if settings.step_log is not None:
+        header = header_of(vllm_config, settings.policy, chosen_from, routing, sizes)
+        step_log = StepLog(LogWriter(LogFiles(settings.step_log, header, round(settings.step_log_mb * 1e6)), log))
+    control = ControlFile(settings.control, draft_limit, min(levels[0], 1))
+    return Pilot(controllers, control, modes, Reports(log), step_log)
+
+
+def header_of(
+    vllm_config: VllmConfig,
+    policy: PolicyName,
+    levels: tuple[int, ...],
+    routing: Routing | None,
+    sizes: tuple[int, ...],
+) -> LogHeader:
+    """What a step log says of the engine that wrote it.
+
+    Args:
+        vllm_config: of the engine.
+        policy: in charge unless the control file names another.
+        levels: the draft lengths that it may choose.
+        routing: of the served model, None if it is dense.
+        sizes: the numbers of tokens that steps are padded to; none if they are not.
+    """
+    speculation, parallel = vllm_config.speculative_config, vllm_config.parallel_config
+    return LogHeader(
+        time=time(),
+        run=uuid4().hex,
+        model=vllm_config.model_config.model,
+        method="" if speculation is None else speculation.method or "",
+        draft_limit=0 if speculation is None else speculation.num_speculative_tokens,
+        levels=list(levels),
+        experts=None if routing is None else routing.experts,
+        top_k=None if routing is None else routing.top_k,
+        captured_sizes=list(sizes),
+        tensor_parallel=parallel.tensor_parallel_size,
+        pipeline_parallel=parallel.pipeline_parallel_size,
+        expert_parallel=parallel.enable_expert_parallel,
+        max_requests=vllm_config.scheduler_config.max_num_seqs,
+        device=_device_name(),
+        policy=policy,
+        versions={
+            "akjax": metadata.version("akjax"),
+            "vllm": vllm.__version__,
+            "jax": metadata.version("jax"),
+            "python": platform.python_version(),
+        },
+    )
+
+
+def _device_name() -> str:
+    try:
+        return current_platform.get_device_name()
+    except Exception:  # not every platform has names, and a driver may have its own ideas
+        return current_platform.device_type
 
 
 def controller_of(policy: PolicyName, settings: Settings, draft_limit: int, levels: tuple[int, ...]) -> Controller:
@@ -100,10 +172,10 @@ def controller_of(policy: PolicyName, settings: Settings, draft_limit: int, leve
     )
 
 
-def cost_model(
+def cost_start(
     policy: PolicyName, settings: Settings, routing: Routing | None, levels: tuple[int, ...], sizes: tuple[int, ...]
-) -> AbstractCostModel:
-    """The cost model that a policy starts with.
+) -> CostStart:
+    """The cost model that a policy starts with, and how sure it is of it.
 
     Args:
         policy: that it is for.
@@ -113,28 +185,35 @@ def cost_model(
         sizes: the numbers of tokens that steps are padded to; none if they are not.
 
     Raises:
-        SettingsError: no base, which the default policy learns in its logarithm.
+        SettingsError: no base, which the default policy learns in its logarithm; a fit that cannot be used, or a form
+            that does not make a cost model.
     """
     if not settings.online:
-        return settings.cost_ms
+        return CostStart(settings.cost_ms)
+    engine = Engine(
+        lengths=levels,
+        experts=routing and routing.experts,
+        top_k=routing and routing.top_k,
+        sizes=sizes,
+        uneven=UNEVEN if settings.per_request else None,
+    )
+    if isinstance(settings.model, FitFile):
+        if settings.form not in ("", settings.model.form):
+            raise SettingsError(
+                f"{PREFIX}FORM={settings.form}: the fit of {PREFIX}MODEL has {settings.model.form}; leave one out"
+            )
+        try:
+            return start_of(settings.model, engine)
+        except ValueError as error:
+            raise SettingsError(f"{PREFIX}MODEL: {error}") from None
     base, per_expert, per_token = settings.model
-    experts, top_k = (None, None) if routing is None else (routing.experts, routing.top_k)
-    if policy == "default":
-        if base == 0:
-            raise SettingsError(f"{PREFIX}MODEL={settings.model}: the first number, ms of any step, must be above 0")
-        return serving_cost(
-            base,
-            per_expert,
-            per_token,
-            lengths=levels,
-            experts=experts,
-            top_k=top_k,
-            sizes=sizes,
-            uneven=UNEVEN if settings.per_request else None,
-        )
-    if experts is None or top_k is None:
-        return dense_cost(base, per_token)
-    return reference_cost(base, per_expert, per_token, experts=experts, top_k=top_k)
+    if policy == "default" and base == 0:
+        raise SettingsError(f"{PREFIX}MODEL={settings.model}: the first number, ms of any step, must be above 0")
+    name = settings.form or ("serving" if policy == "default" else "reference")
+    model = form_named(name)(engine._replace(base=base, per_expert=per_expert, per_token=per_token))
+    if not isinstance(model, AbstractCostModel):
+        raise SettingsError(f"{PREFIX}FORM={name}: it made a {type(model).__name__}, which is no cost model")
+    return CostStart(model)
 
 
 def routing_of_model(settings: Settings, routing: Routing | None) -> Routing | None:

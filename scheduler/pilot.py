@@ -10,6 +10,7 @@ from .control_file import ControlFile, PolicyName
 from .modes import ModeTracker
 from .reports import Reports
 from .step_clock import StepClock, only_decodes
+from .step_log import StepLog
 
 
 class DraftPlan(NamedTuple):
@@ -25,11 +26,12 @@ class DraftPlan(NamedTuple):
 
 
 class VerifiedDrafts(NamedTuple):
-    """Of a request's `drafted` >= 1 verified drafts in a step, `accepted` were."""
+    """Of a request's `drafted` >= 1 verified drafts in a step, `accepted` were; a grammar had `cut` others before."""
 
     request_id: str
     drafted: int
     accepted: int
+    cut: int = 0
 
 
 class ScheduledStep(NamedTuple):
@@ -40,12 +42,14 @@ class ScheduledStep(NamedTuple):
         drafts: the drafts among them, of the requests that have any.
         context: KV tokens that it reads, for all its requests.
         drafting: drafts that each request gets in it, for its next step.
+        forced: whether the control file said so.
     """
 
     tokens: Mapping[str, int]
     drafts: Mapping[str, Sequence[int]]
     context: int = 0
     drafting: int = 0
+    forced: bool = False
 
     @property
     def prefill(self) -> int:
@@ -69,7 +73,12 @@ class ScheduledStep(NamedTuple):
 
 
 class Pilot:
-    """Turns a step's schedule and output into observations, and the controller's decision into a plan."""
+    """Turns a step's schedule and output into observations, and the controller's decision into a plan.
+
+    Attributes:
+        modes: of the requests' texts; None if code mode is off.
+        forced: whether the control file said what the last plan is.
+    """
 
     def __init__(
         self,
@@ -77,16 +86,19 @@ class Pilot:
         control: ControlFile,
         modes: ModeTracker | None,
         reports: Reports,
+        step_log: StepLog | None = None,
     ) -> None:
         """The first of `controllers` is in charge until the control file names another; `modes` is None if code mode
-        is off.
+        is off, `step_log` if steps are not logged.
         """
         self.modes = modes
+        self.forced = False
         self._controllers = controllers
         self._first: PolicyName = next(iter(controllers))
         self._active: PolicyName = self._first
         self._control = control
         self._reports = reports
+        self._step_log = step_log
         self._clock = StepClock()
 
     @property
@@ -115,6 +127,8 @@ class Pilot:
                 controller.forget(request_id)
             if self.modes is not None:
                 self.modes.forget(request_id)
+            if self._step_log is not None:
+                self._step_log.forget(request_id)
         if self.modes is not None:
             for request_id, tokens in outputs.items():
                 self.modes.follow(request_id, tokens)
@@ -129,6 +143,9 @@ class Pilot:
             decoding = [r for r in outputs if controller.counts_unobserved or controller.knows(r)]
         # The call is made in any case: it takes in the last output.
         lengths = controller.decide(decoding, [self._mode(request_id) for request_id in decoding], context)
+        if self._step_log is not None:
+            self._step_log.settle()
+        self.forced = forced is not None
         if forced is not None:
             plan = DraftPlan(forced, {})
         elif lengths.each is None:
@@ -139,7 +156,7 @@ class Pilot:
             self._reports.step(plan.draft_length, now, controller, self.modes)
         return plan
 
-    def output(self, step: ScheduledStep, verified: Iterable[VerifiedDrafts], now: float) -> None:
+    def output(self, step: ScheduledStep, verified: Sequence[VerifiedDrafts], now: float) -> None:
         """Takes in a step's output.
 
         Args:
@@ -153,17 +170,42 @@ class Pilot:
         teaches = gap_ms is not None and (exact or only_decodes(step.tokens, step.drafts))
         if teaches and gap_ms is not None:
             self._reports.step_time(gap_ms)
-        controller.observe(
-            step=step.measures,
-            ms=gap_ms or 0.0,
-            teaches=teaches,
-            outcomes=[DraftOutcome(*outcome, self._mode(outcome.request_id)) for outcome in verified],
-        )
+        measures, outcomes = step.measures, self._outcomes(verified)
+        controller.observe(step=measures, ms=gap_ms or 0.0, teaches=teaches, outcomes=outcomes)
+        if self._step_log is not None:
+            self._step_log.output(
+                controller,
+                measures,
+                outcomes,
+                [drafts.cut for drafts in verified],
+                now,
+                gap_ms=gap_ms,
+                teaches=teaches,
+                k=step.drafting,
+                forced=step.forced,
+            )
+
+    def unknown_output(self, step: ScheduledStep, verified: Sequence[VerifiedDrafts], now: float) -> None:
+        """Passes over the output of a step that was not seen scheduled, and of which only the output tells."""
+        if self._step_log is not None:
+            self.controller.settle()
+            self._step_log.output(
+                None, step.measures, self._outcomes(verified), [drafts.cut for drafts in verified], now
+            )
+        self.idle()
 
     def idle(self) -> None:
         """The engine has had nothing to do: the time up to the next output is not a step's."""
         if self.controller.expects_exact_times:
             self._clock.idle()
+        if self._step_log is not None:
+            self._step_log.idle()
+
+    def close(self) -> None:
+        """Takes in the last output, and ends the step log."""
+        if self._step_log is not None:
+            self.controller.settle()
+            self._step_log.close()
 
     def _take_charge(self, policy: PolicyName) -> None:
         if policy != self._active and policy in self._controllers:
@@ -171,6 +213,12 @@ class Pilot:
             self._active = policy
             # A policy that goes by steps however long they took has let pauses pass as such.
             self._clock.idle()
+
+    def _outcomes(self, verified: Iterable[VerifiedDrafts]) -> list[DraftOutcome]:
+        return [
+            DraftOutcome(request_id, drafted, accepted, self._mode(request_id))
+            for request_id, drafted, accepted, _ in verified
+        ]
 
     def _mode(self, request_id: str) -> int:
         return USUAL if self.modes is None else self.modes.mode(request_id)

@@ -11,6 +11,8 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from akjax.controller import CodeMode
 from akjax.cost import CostTable, parse_table
+from akjax.fit_file import MOST_BYTES, FitFile, decoded_fit
+from akjax.forms import form_named
 
 from .control_file import PolicyName
 
@@ -25,8 +27,13 @@ class SettingsError(ValueError):
     """One or more settings that cannot be used; the message names each, what was given and what is allowed."""
 
 
-def _parse_model(value: object) -> tuple[float, float, float]:
-    expected = "three numbers of at least 0: ms, ms per expert, ms per token, such as 27.0,0.635,0.542"
+def _parse_model(value: object) -> tuple[float, float, float] | FitFile:
+    expected = (
+        "three numbers of at least 0: ms, ms per expert, ms per token, such as 27.0,0.635,0.542, or the path of a fit"
+        " that ends in .json"
+    )
+    if isinstance(value, str) and value.endswith(".json"):
+        return _read_fit(Path(value))
     parts = value.split(",") if isinstance(value, str) else value
     try:
         if not isinstance(parts, list | tuple):
@@ -37,6 +44,20 @@ def _parse_model(value: object) -> tuple[float, float, float]:
     if not all(math.isfinite(number) and number >= 0 for number in (base, per_expert, per_token)):
         raise ValueError(f"must be {expected}")
     return base, per_expert, per_token
+
+
+def _read_fit(path: Path) -> FitFile:
+    try:
+        with path.open("rb") as file:
+            return decoded_fit(file.read(MOST_BYTES + 1), str(path))
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _parse_form(value: object) -> object:
+    if value != "" and isinstance(value, str):
+        form_named(value)
+    return value
 
 
 def _parse_cost(value: object) -> CostTable:
@@ -57,6 +78,12 @@ def _parse_path(value: object) -> object:
     return None if value == "" else value
 
 
+def _parse_log_path(value: object) -> object:
+    if str(value).endswith(".zst"):
+        raise ValueError("a step log is not compressed while it is written: leave .zst off, and compress full files")
+    return _parse_path(value)
+
+
 class Settings(BaseSettings):
     """What an operator may set. Read it by `load_settings`, whose errors say where each value came from."""
 
@@ -73,13 +100,24 @@ class Settings(BaseSettings):
         description="rates of their own for code and tool calls: gated (if all requests are in one mode), 1 or 0",
     )
     online: bool = Field(True, description="1 for the learned cost model, 0 for the fixed table COST_MS")
-    model: Annotated[tuple[float, float, float], NoDecode, BeforeValidator(_parse_model)] = Field(
-        (27.0, 0.635, 0.542), description="start of the cost model: ms, ms per expert, ms per token"
+    model: Annotated[tuple[float, float, float] | FitFile, NoDecode, BeforeValidator(_parse_model)] = Field(
+        (27.0, 0.635, 0.542),
+        description="start of the cost model: ms, ms per expert, ms per token; or the path of a fit, ending in .json",
+    )
+    form: Annotated[str, BeforeValidator(_parse_form)] = Field(
+        "",
+        description="form of the cost model, by name or package.module:name; empty for the policy's own or the fit's",
     )
     cost_ms: Annotated[CostTable, NoDecode, BeforeValidator(_parse_cost)] = Field(  # pyright: ignore[reportAssignmentType]
         "2:47,4:53,8:65", description="the fixed table, tokens:ms,..."
     )
     control: Annotated[Path | None, BeforeValidator(_parse_path)] = Field(None, description="path of the control file")
+    step_log: Annotated[Path | None, BeforeValidator(_parse_log_path)] = Field(
+        None, description="path of the step log, JSON Lines"
+    )
+    step_log_mb: float = Field(
+        256.0, gt=0, le=1e6, description="MB of the step log after which another file begins, above 0"
+    )
     experts: int | None = Field(
         None, ge=1, le=_MOST_EXPERTS, description="routed experts of a layer, if not the model's"
     )

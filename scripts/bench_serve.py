@@ -3,8 +3,9 @@
 One engine serves all arms in turn: every k of the schedule, forced, and the two policies. What is served is a cell,
 that is a kind of text, a number of requests at once and a temperature; and the mix, which goes through all cells in a
 random order, the same for every arm. The arms of a repeat serve the same prompts one after the other, in an order that
-is drawn anew each time, so that the machine's drift is shared; an arm's rate is the median over the repeats. An arm's
-slice begins with fresh requests and a lead-in that does not count.
+is drawn anew each time, so that the machine's drift is shared; so they do in each cell of the mix, before any goes on
+to the next. An arm's rate is the median over the repeats. An arm's slice begins with fresh requests and a lead-in that
+does not count; in the mix all counts, as a policy that comes from another cell has yet to notice.
 
 What the policies have seen: the engine and its kernels are warm, by one round over the cells with k forced. Each
 policy then begins with state of its own, from the settings' start, and learns from its own slices only: in the first
@@ -96,8 +97,7 @@ class Plan:
     def estimated_seconds(self) -> float:
         """That the whole run takes, without the start of the engine."""
         cells = len(self.cells) * (self.seconds + LEAD_IN)
-        mix = len(self.mix) * self.mix_seconds + LEAD_IN * bool(self.mix)
-        return len(ARMS) * self.repeats * (cells + mix)
+        return len(ARMS) * self.repeats * (cells + len(self.mix) * self.mix_seconds)
 
 
 class Bench:
@@ -116,14 +116,10 @@ class Bench:
             arm: assemble(scheduler.vllm_config, scheduler.dynamic_sd_lookup, lambda line: None) for arm in POLICIES
         }
 
-    def rate(self, arm: str, cells: Sequence[Cell], seconds: float, seed: str) -> float:
-        """Tokens per second of an arm over cells one after the other, `seconds` each, with prompts of this seed."""
+    def serve(self, arm: str, cell: Cell, seconds: float, seed: str, lead_in: float) -> Served:
+        """What an arm serves of a cell in `seconds` after a lead-in, with prompts of this seed."""
         self._engine.scheduler.pilot = self._pilots.get(arm, self._forcing)
-        parts = [
-            self._serve(ARMS[arm], cell, seconds, seed, lead_in=LEAD_IN if number == 0 else 0.0)
-            for number, cell in enumerate(cells)
-        ]
-        return sum(part.tokens for part in parts) / sum(part.seconds for part in parts)
+        return self._serve(ARMS[arm], cell, seconds, seed, lead_in=lead_in)
 
     def _serve(self, command: str, cell: Cell, seconds: float, seed: str, lead_in: float = 0.0) -> Served:
         rng = Random(f"{seed}/{cell.name}")
@@ -174,8 +170,14 @@ def measure(bench: Bench, plan: Plan) -> dict[str, Rates]:
         for name, cells, seconds in served:
             # All arms serve the same prompts, and each repeat others.
             seed = f"{plan.seed}/{repeat}"
-            for arm in rng.sample([*ARMS], len(ARMS)):
-                rates[name][arm].append(bench.rate(arm, cells, seconds, seed))
+            lead_in = 0.0 if name == MIX else LEAD_IN
+            parts: dict[str, list[Served]] = {arm: [] for arm in ARMS}
+            for cell in cells:
+                for arm in rng.sample([*ARMS], len(ARMS)):
+                    parts[arm].append(bench.serve(arm, cell, seconds, seed, lead_in))
+            for arm, served_parts in parts.items():
+                tokens, took = sum(part.tokens for part in served_parts), sum(part.seconds for part in served_parts)
+                rates[name][arm].append(tokens / took)
             now = {arm: of_arm[-1] for arm, of_arm in rates[name].items()}
             leader = max(FIXED, key=lambda arm: now[arm])
             policies = ", ".join(f"{arm} {now[arm] / now[leader]:.2f}" for arm in POLICIES)

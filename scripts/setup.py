@@ -36,10 +36,10 @@ def main() -> int:
     print("Setting up .venv (a few minutes the first time)", flush=True)
     if not PYTHON.exists():
         venv.create(VENV, with_pip=True)
-    code, output = pip("install", "--editable", ".[scheduler,engine,dev]")
+    code, output = pip("install", "--editable", ".[scheduler,fits,engine,dev]")
     if code and f"No matching distribution found for {TORCH}" in output:
         print(f"  pip's index has no {TORCH}; trying PyTorch's own", flush=True)
-        code, output = pip("install", "--extra-index-url", TORCH_INDEX, "--editable", ".[scheduler,engine,dev]")
+        code, output = pip("install", "--extra-index-url", TORCH_INDEX, "--editable", ".[scheduler,fits,engine,dev]")
     if code:
         print("\n".join(output.splitlines()[-20:]), file=sys.stderr)
         return fail(

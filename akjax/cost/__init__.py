@@ -2,6 +2,8 @@
 
 from akjax.cost.experts import (
     AbstractExpertUnion,
+    DispersedPower,
+    DispersedTokens,
     DiverseTokens,
     ExpertReads,
     IndependentTokens,
@@ -11,7 +13,7 @@ from akjax.cost.experts import (
 from akjax.cost.levels import ByDraftLength
 from akjax.cost.linear import Constant, PerToken
 from akjax.cost.model import FLOOR_MS, AbstractCostModel, Sum, predicted_ms
-from akjax.cost.padded import Padded
+from akjax.cost.padded import Padded, Unfilled
 from akjax.cost.paths import OwnPath
 from akjax.cost.reference import dense_cost, reference_cost
 from akjax.cost.serving import UNEVEN, serving_cost
@@ -27,6 +29,8 @@ __all__ = [
     "Constant",
     "Context",
     "CostTable",
+    "DispersedPower",
+    "DispersedTokens",
     "DiverseTokens",
     "Drafting",
     "ExpertReads",
@@ -39,6 +43,7 @@ __all__ = [
     "Prefill",
     "SplitPower",
     "Sum",
+    "Unfilled",
     "dense_cost",
     "parse_table",
     "predicted_ms",

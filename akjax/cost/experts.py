@@ -44,6 +44,33 @@ def touched(effective_tokens: Float[Array, "*steps"], experts: int, top_k: int) 
     return -experts * jnp.expm1(effective_tokens * log_untouched)
 
 
+def dispersed(
+    effective_tokens: Float[Array, "*steps"], dispersion: Float[Array, ""], experts: int, top_k: int
+) -> Float[Array, "*steps"]:
+    """What `touched` becomes where the picks of an expert have a dispersion: see `DispersedTokens`.
+
+    Args:
+        effective_tokens: n, not necessarily whole.
+        dispersion: s, at least -1.
+        experts: routed experts of a layer (E).
+        top_k: experts a token picks.
+    """
+    if top_k == experts:
+        return jnp.full_like(effective_tokens, experts)
+    # Of a single token's chance to leave an expert untouched.
+    minus_log = -math.log1p(-top_k / experts)
+    # At 0 itself the formula is 0/0. So near to it that the next order is lost in rounding wherever any expert is still
+    # untouched, a straight line stands for it.
+    near_zero = jnp.abs(dispersion) < 1e-6
+    safe = jnp.where(near_zero, 1.0, dispersion)
+    # Below 0 all experts are touched from -1 on.
+    grown = effective_tokens * jnp.expm1(safe * minus_log)
+    grown = jnp.maximum(grown, -1.0 + jnp.finfo(jnp.result_type(grown)).eps)
+    bend = 0.5 * dispersion * jnp.maximum(minus_log * (1.0 - effective_tokens), -1e5)
+    line = effective_tokens * minus_log * (1.0 + bend)
+    return -experts * jnp.expm1(-jnp.where(near_zero, line, jnp.log1p(grown) / safe))
+
+
 def _check_layer(experts: int, top_k: int) -> None:
     if not 0 < top_k <= experts:
         raise ValueError(f"top_k={top_k} must lie between 1 and experts={experts}")
@@ -166,9 +193,78 @@ class SplitPower(AbstractExpertUnion):
         return (_power("gamma_requests"), _power("gamma_per_request"))
 
 
+class DispersedTokens(AbstractExpertUnion):
+    """`E * (1 - (1 + n*c)**(-1/s))`, `c = (1 - top_k/E)**-s - 1`: the union of n tokens whose picks have dispersion s.
+
+    How often an expert is picked has a mean m and a variance of `m * (1 + s*m)`: the Katz family of counts, and this
+    its chance of none (Johnson, Kemp & Kotz, Univariate Discrete Distributions, 2005, ch. 2.3), with c such that it is
+    exact at one token. At s = 0 tokens route independently, as in `IndependentTokens`. Above it some experts are more
+    popular than others: with popularities of a gamma distribution of relative variance s the counts are negative
+    binomial (Greenwood & Yule, J. Royal Statistical Society 83, 1920). Below it the router spreads its picks: at s = -1
+    none is picked again before all have been, and the union is `min(E, top_k*n)`.
+
+    Attributes:
+        dispersion: s.
+        experts: routed experts of a layer (E).
+        top_k: experts a token picks.
+    """
+
+    dispersion: Float[Array, ""] = eqx.field(converter=as_parameter)
+    experts: int = eqx.field(static=True)
+    top_k: int = eqx.field(static=True)
+
+    def __check_init__(self) -> None:
+        """Refuses a layer that cannot be."""
+        _check_layer(self.experts, self.top_k)
+
+    def __call__(self, step: StepFeatures) -> Float[Array, "*steps"]:
+        """The expected union."""
+        return dispersed(step.tokens, self.dispersion, self.experts, self.top_k)
+
+    def parameters(self) -> tuple[Parameter, ...]:
+        """The dispersion, of either sign."""
+        return (_dispersion(),)
+
+
+class DispersedPower(AbstractExpertUnion):
+    """The union of `tokens**gamma` tokens whose picks have a dispersion: `PowerTokens` and `DispersedTokens` together.
+
+    Popular experts and tokens that route alike bend the union in different places: at popularities of a gamma
+    distribution alone the first tokens hardly overlap, with a power alone the last experts are touched soon.
+
+    Attributes:
+        dispersion: of an expert's picks, by which experts are popular.
+        gamma: 1 for tokens that do not route alike, less for those that do. The text's own, so it drifts while serving.
+        experts: routed experts of a layer (E).
+        top_k: experts a token picks.
+    """
+
+    dispersion: Float[Array, ""] = eqx.field(converter=as_parameter)
+    gamma: Float[Array, ""] = eqx.field(converter=as_parameter)
+    experts: int = eqx.field(static=True)
+    top_k: int = eqx.field(static=True)
+
+    def __check_init__(self) -> None:
+        """Refuses a layer that cannot be."""
+        _check_layer(self.experts, self.top_k)
+
+    def __call__(self, step: StepFeatures) -> Float[Array, "*steps"]:
+        """The expected union."""
+        return dispersed(step.tokens**self.gamma, self.dispersion, self.experts, self.top_k)
+
+    def parameters(self) -> tuple[Parameter, ...]:
+        """The dispersion, then the power."""
+        return (_dispersion(), _power("gamma"))
+
+
 def _power(name: str) -> Parameter:
     # At 8 tokens about as uncertain, and as quick to drift, as a diversity: there a power counts log(8) times.
     return Parameter(name, "1", variance=0.02, drift=5e-4, lower=0.05, upper=1.5, spread=0.15, log_drift=3e-5)
+
+
+def _dispersion() -> Parameter:
+    # Of either sign, so it is learned as it is and not in its logarithm.
+    return Parameter("dispersion", "1", variance=0.25, drift=2e-3, lower=-1.0, upper=8.0, spread=None)
 
 
 class ExpertReads(AbstractCostModel):

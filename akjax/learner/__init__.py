@@ -2,13 +2,14 @@
 
 from akjax.learner.fixed import FixedCost
 from akjax.learner.innovation_gate import InnovationGate
-from akjax.learner.model import AbstractCostLearner, CostForecast, CostState, predicted_log_ms
+from akjax.learner.model import AbstractCostLearner, CostForecast, CostState, Covariance, predicted_log_ms
 from akjax.learner.ratio_gate import RatioGate
 
 __all__ = [
     "AbstractCostLearner",
     "CostForecast",
     "CostState",
+    "Covariance",
     "FixedCost",
     "InnovationGate",
     "RatioGate",

@@ -1,13 +1,22 @@
 """A cost that no step changes."""
 
+from typing import Any
+
 import jax.numpy as jnp
 from jaxtyping import Bool, Float
 
 from akjax.arrays import Array
-from akjax.cost.model import AbstractCostModel
+from akjax.cost.model import AbstractCostModel, predicted_ms
 from akjax.ekf import prior_belief
 from akjax.features import StepFeatures
-from akjax.learner.model import AbstractCostLearner, CostForecast, CostState, predicted_log_ms
+from akjax.learner.model import (
+    AbstractCostLearner,
+    CostForecast,
+    CostState,
+    Covariance,
+    predicted_log_ms,
+    with_prediction,
+)
 
 
 class FixedCost(AbstractCostLearner):
@@ -23,13 +32,17 @@ class FixedCost(AbstractCostLearner):
         """No."""
         return False
 
-    def init(self, cost: AbstractCostModel) -> CostState:
+    def admits(self, step: Any) -> Any:
+        """No."""
+        return False
+
+    def init(self, cost: AbstractCostModel, covariance: Covariance | None = None) -> CostState:
         """The model as it stands."""
-        return CostState(prior_belief(cost), jnp.zeros(()), jnp.zeros((), jnp.int32), ())
+        return CostState(prior_belief(cost), jnp.zeros(()), jnp.zeros((), jnp.int32), jnp.zeros(()), ())
 
     def learn(self, state: CostState, step: StepFeatures, ms: Float[Array, ""], teaches: Bool[Array, ""]) -> CostState:
-        """The same state."""
-        return state
+        """The same state, but for the prediction."""
+        return with_prediction(state, step, predicted_ms(state.belief.model, step))
 
     def forecast(self, state: CostState, steps: StepFeatures) -> CostForecast:
         """The model's predictions, without doubt."""

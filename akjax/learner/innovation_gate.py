@@ -1,6 +1,7 @@
 """A learner that starts from any prior: a filter in logarithms, and a gate on surprise instead of size."""
 
 from collections.abc import Callable
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -13,7 +14,17 @@ from akjax.arrays import Array
 from akjax.cost.model import AbstractCostModel
 from akjax.ekf import Belief, prior_belief
 from akjax.features import StepFeatures
-from akjax.learner.model import AbstractCostLearner, CostForecast, CostState, counted, linear_forecast, predicted_log_ms
+from akjax.learner.model import (
+    AbstractCostLearner,
+    CostForecast,
+    CostState,
+    Covariance,
+    both,
+    counted,
+    linear_forecast,
+    predicted_log_ms,
+    with_prediction,
+)
 from akjax.parameter import Parameter
 
 # Keeps logarithms finite. Far below any step's time: at a floor the filter would have no slope to learn along.
@@ -64,6 +75,7 @@ class InnovationGate(AbstractCostLearner):
 
     Attributes:
         scale_spread: standard deviation of the logarithm of the machine's speed, about the prior model's.
+        restart_spread: the same about a model that was fitted on steps of the machine.
         scale_drift: variance that it gains at each step that teaches.
         noise: the relative noise of a step's time that is assumed first.
         gate: expected standard deviations beyond which an innovation is a surprise.
@@ -71,6 +83,7 @@ class InnovationGate(AbstractCostLearner):
     """
 
     scale_spread: float = eqx.field(static=True, default=1.0)
+    restart_spread: float = eqx.field(static=True, default=0.1)
     scale_drift: float = eqx.field(static=True, default=1e-4)
     noise: float = eqx.field(static=True, default=0.05)
     gate: float = eqx.field(static=True, default=4.0)
@@ -86,8 +99,18 @@ class InnovationGate(AbstractCostLearner):
         """Yes."""
         return True
 
-    def init(self, cost: AbstractCostModel) -> CostState:
+    def admits(self, step: Any) -> Any:
+        """Whether it verifies drafts just if it makes some, or takes in prompts.
+
+        A step that changes over from verifying no drafts to some, or back, pays for drafts that it does not verify,
+        or the other way round, so it stands for neither.
+        """
+        return (step.prefill > 0) | ((step.drafting > 0) == (step.tokens > step.requests))
+
+    def init(self, cost: AbstractCostModel, covariance: Covariance | None = None) -> CostState:
         """The model, its prior in logarithms, and no surprise yet.
+
+        With a fit's covariance it is as sure as that, but for the speed: that of today may be another.
 
         Raises:
             ValueError: a parameter that has to be positive is not, or the model does not name its parameters.
@@ -98,26 +121,26 @@ class InnovationGate(AbstractCostLearner):
         for parameter, value in zip(parameters, leaves, strict=True):
             if parameter.spread is not None and not value > 0:
                 raise ValueError(f"{parameter.name} must start above 0 to be learned in logarithms, given {value:g}")
+        first = self._first_covariance(parameters)
+        if covariance is not None:
+            units = np.where(_positive(parameters), 1.0 / np.where(_positive(parameters), leaves, 1.0), 1.0)
+            first = both(first, covariance * np.outer(units, units)) + self.restart_spread**2 * _shared(parameters)
         return CostState(
-            belief=Belief(checked.model, jnp.asarray(self._first_covariance(parameters))),
+            belief=Belief(checked.model, jnp.asarray(first)),
             error=jnp.zeros(()),
             taught=jnp.zeros((), jnp.int32),
+            predicted_ms=jnp.zeros(()),
             memory=GateMemory(noise=jnp.asarray(self.noise**2), run=jnp.zeros(()), surprise=jnp.zeros(())),
         )
 
     def learn(self, state: CostState, step: StepFeatures, ms: Float[Array, ""], teaches: Bool[Array, ""]) -> CostState:
-        """One step of the filter, if the step is let in; the run of surprises grows if it is not.
-
-        A step that changes over from verifying no drafts to some, or back, pays for drafts that it does not verify,
-        or the other way round, so it stands for neither and does not teach, unless it takes in prompts.
-        """
+        """One step of the filter, if the step is let in; the run of surprises grows if it is not."""
         model, memory = state.belief.model, state.memory
         parameters = model.parameters()
-        teaches = (
-            teaches & jnp.isfinite(ms) & ((step.prefill > 0) | ((step.drafting > 0) == (step.tokens > step.requests)))
-        )
+        teaches = teaches & jnp.isfinite(ms) & self.admits(step)
         mean, from_mean = _coordinates(model)
         log_ms, slopes = jax.value_and_grad(lambda x: predicted_log_ms(from_mean(x), step, TINY_MS))(mean)
+        predicted = jnp.exp(log_ms)
         innovation = jnp.log(jnp.maximum(ms, TINY_MS)) - log_ms
 
         drift = np.diag([p.log_drift for p in parameters]) + self.scale_drift * _shared(parameters)
@@ -140,15 +163,13 @@ class InnovationGate(AbstractCostLearner):
         accepted = teaches & (~surprises | reopens)
         # E[innovation**2] = variance, if the noise is right.
         noise = jnp.clip(memory.noise + NOISE_RATE * (innovation**2 - variance), LEAST_NOISE**2, MOST_NOISE**2)
-        state = counted(
-            state, accepted, Belief(from_mean(mean), covariance), jnp.abs(ms - jnp.exp(log_ms)) / jnp.exp(log_ms)
-        )
+        state = counted(state, accepted, Belief(from_mean(mean), covariance), jnp.abs(ms - predicted) / predicted)
         memory = GateMemory(
             noise=jnp.where(teaches & ~surprises, noise, memory.noise),
             run=jnp.where(teaches, jnp.where(reopens, 0.0, run), memory.run),
             surprise=jnp.where(teaches, side, memory.surprise),
         )
-        return eqx.tree_at(lambda s: s.memory, state, memory)
+        return with_prediction(eqx.tree_at(lambda s: s.memory, state, memory), step, predicted)
 
     def forecast(self, state: CostState, steps: StepFeatures) -> CostForecast:
         """Predictions, and their covariance to first order."""

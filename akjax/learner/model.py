@@ -2,10 +2,12 @@
 
 import abc
 from collections.abc import Callable
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Bool, Float, Int, PyTree
 
 from akjax.arrays import Array
@@ -13,6 +15,8 @@ from akjax.cost.model import FLOOR_MS, AbstractCostModel
 from akjax.ekf import Belief
 from akjax.features import StepFeatures
 
+# Of a cost model's parameters.
+Covariance = Float[np.ndarray, "p p"]
 # Rate of the running mean of the relative prediction error.
 ERROR_RATE = 0.05
 
@@ -24,12 +28,14 @@ class CostState(eqx.Module):
         belief: the cost model and its covariance, in the learner's own coordinates.
         error: running mean of |measured - predicted| / predicted over the steps taught, from 0.
         taught: steps that taught the cost model.
+        predicted_ms: of the last step, as it was predicted before it taught, whether or not it did; 0 before the first.
         memory: what else the learner keeps.
     """
 
     belief: Belief
     error: Float[Array, ""]
     taught: Int[Array, ""]
+    predicted_ms: Float[Array, ""]
     memory: PyTree[Array]
 
 
@@ -59,8 +65,21 @@ class AbstractCostLearner(eqx.Module):
         """Whether every time it is taught must be a step's own, prompts included; else it goes by their size itself."""
 
     @abc.abstractmethod
-    def init(self, cost: AbstractCostModel) -> CostState:
-        """The state before any step was measured."""
+    def admits(self, step: Any) -> Any:
+        """Whether the own time of such a step may teach at all, however long it is.
+
+        Args:
+            step: `StepFeatures`, or plain numbers of the same names.
+        """
+
+    @abc.abstractmethod
+    def init(self, cost: AbstractCostModel, covariance: Covariance | None = None) -> CostState:
+        """The state before any step was measured.
+
+        Args:
+            cost: where learning starts.
+            covariance: of its parameters in their units, as a fit found it; None for the prior of the form alone.
+        """
 
     @abc.abstractmethod
     def learn(self, state: CostState, step: StepFeatures, ms: Float[Array, ""], teaches: Bool[Array, ""]) -> CostState:
@@ -94,6 +113,11 @@ def linear_forecast(
     return CostForecast(log_ms(mean), slopes @ covariance @ slopes.T)
 
 
+def both(prior: Covariance, fitted: Covariance) -> Covariance:
+    """The covariance by two sources that know of each other nothing: no less sure than either."""
+    return prior @ np.linalg.pinv(prior + fitted, hermitian=True) @ fitted
+
+
 def counted(state: CostState, accepted: Bool[Array, ""], belief: Belief, relative_error: Float[Array, ""]) -> CostState:
     """`state` with the new belief, error and count where the step was accepted."""
     error = state.error + ERROR_RATE * (relative_error - state.error)
@@ -101,3 +125,9 @@ def counted(state: CostState, accepted: Bool[Array, ""], belief: Belief, relativ
     kept = (state.belief, state.error, state.taught)
     chosen = jax.tree.map(lambda new, old: jnp.where(accepted, new, old), taught, kept)
     return eqx.tree_at(lambda s: (s.belief, s.error, s.taught), state, chosen)
+
+
+def with_prediction(state: CostState, step: StepFeatures, predicted_ms: Float[Array, ""]) -> CostState:
+    """`state` with what a step was predicted to take; without a step, which has no tokens, as it was."""
+    kept = jnp.where(step.tokens > 0, predicted_ms, state.predicted_ms)
+    return eqx.tree_at(lambda s: s.predicted_ms, state, kept)

@@ -1,15 +1,28 @@
 """The reference learner: an extended Kalman filter in the parameters' own units, and a gate by the size of the time."""
 
+from typing import Any
+
 import equinox as eqx
 import jax.numpy as jnp
+import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Bool, Float
 
 from akjax.arrays import Array
 from akjax.cost.model import AbstractCostModel
-from akjax.ekf import prior_belief, update
+from akjax.ekf import Belief, prior_belief, update
 from akjax.features import StepFeatures
-from akjax.learner.model import AbstractCostLearner, CostForecast, CostState, counted, linear_forecast, predicted_log_ms
+from akjax.learner.model import (
+    AbstractCostLearner,
+    CostForecast,
+    CostState,
+    Covariance,
+    both,
+    counted,
+    linear_forecast,
+    predicted_log_ms,
+    with_prediction,
+)
 
 
 class RatioGate(AbstractCostLearner):
@@ -31,16 +44,25 @@ class RatioGate(AbstractCostLearner):
         """No."""
         return False
 
-    def init(self, cost: AbstractCostModel) -> CostState:
-        """The model and its prior."""
-        return CostState(prior_belief(cost), jnp.zeros(()), jnp.zeros((), jnp.int32), ())
+    def admits(self, step: Any) -> Any:
+        """Yes."""
+        return True
+
+    def init(self, cost: AbstractCostModel, covariance: Covariance | None = None) -> CostState:
+        """The model and its prior, or what a fit has made of it."""
+        belief = prior_belief(cost)
+        if covariance is not None:
+            both_ways = both(np.asarray(belief.covariance), covariance)
+            belief = Belief(belief.model, jnp.asarray(both_ways))
+        return CostState(belief, jnp.zeros(()), jnp.zeros((), jnp.int32), jnp.zeros(()), ())
 
     def learn(self, state: CostState, step: StepFeatures, ms: Float[Array, ""], teaches: Bool[Array, ""]) -> CostState:
         """One step of `akjax.ekf.update`, if the step is let in."""
         belief, innovation = update(state.belief, step, ms, self.relative_noise)
         predicted = innovation.predicted
         near = (0.5 * predicted < ms) & (ms < 2.0 * predicted + 20.0)
-        return counted(state, teaches & near, belief, jnp.abs(innovation.residual) / predicted)
+        state = counted(state, teaches & near, belief, jnp.abs(innovation.residual) / predicted)
+        return with_prediction(state, step, predicted)
 
     def forecast(self, state: CostState, steps: StepFeatures) -> CostForecast:
         """Predictions, and their covariance to first order."""

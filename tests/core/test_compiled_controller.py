@@ -12,9 +12,11 @@ from akjax import (
     CompiledController,
     DraftOutcome,
     RunningRates,
+    StepFeatures,
     StepMeasures,
     default_controller,
     parse_table,
+    predicted_ms,
     reference_controller,
     reference_cost,
 )
@@ -174,6 +176,58 @@ def test_a_fixed_table_is_not_taught() -> None:
     controller.decide(["r"], [0])
     assert int(controller.settle().cost.taught) == 0
     np.testing.assert_array_equal(controller.settle().cost.belief.model.ms, [47.0, 53.0, 65.0])  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@pytest.mark.parametrize(
+    ("learns_cost", "of_default"), [(True, False), (True, True), (False, False)], ids=["reference", "default", "fixed"]
+)
+def test_what_a_step_was_predicted_to_take_is_told_once_it_was_taken_in(learns_cost: bool, of_default: bool) -> None:
+    if of_default:
+        controller = make_default(1)
+    else:
+        cost = COST if learns_cost else parse_table("2:47,4:53,8:65")
+        rules = reference_controller(draft_limit=DRAFT_LIMIT, levels=(1, 2, 4), learns_cost=learns_cost)
+        controller = CompiledController(rules, cost, 1)
+    assert (controller.taught, controller.predicted_ms) == (0, 0.0)
+
+    def predicted(step: StepMeasures) -> float:
+        features = StepFeatures(*(np.float64(value) for value in step))
+        return float(predicted_ms(controller.settle().cost.belief.model, features))
+
+    for drafting, teaches, ms in (
+        (4, True, 45.0),
+        (2, True, 41.0),
+        (4, False, 45.0),
+        (4, True, 5000.0),
+        (4, True, 44.0),
+    ):
+        step = StepMeasures(1 + drafting, 1, drafting)
+        before, expected = controller.taught, predicted(step)
+        controller.observe(step=step, ms=ms, teaches=teaches, outcomes=[])
+        assert controller.taught == before, "nothing was taken in yet"
+        controller.decide([], [])
+        np.testing.assert_allclose(controller.predicted_ms, expected, rtol=1e-12)
+        assert controller.taught == before + (learns_cost and teaches and ms < 1000.0)
+        controller.decide([], [])
+        np.testing.assert_allclose(controller.predicted_ms, expected, rtol=1e-12)
+    assert controller.taught == int(controller.settle().cost.taught)
+
+
+def test_the_default_admits_no_step_that_changes_over_to_or_from_no_drafts() -> None:
+    reference, default = make(1), make_default(1)
+    for step, admitted in (
+        (StepMeasures(5, 1, 4), True),
+        (StepMeasures(1, 1, 0), True),
+        (StepMeasures(1, 1, 4), False),
+        (StepMeasures(5, 1, 0), False),
+        (StepMeasures(1, 1, 4, prefill=9), True),
+    ):
+        assert default.admits(step) == admitted
+        assert reference.admits(step)
+        before = default.taught
+        default.observe(step=step, ms=40.0, teaches=True, outcomes=[])
+        default.decide([], [])
+        assert default.taught == before + admitted
 
 
 def test_a_modes_rates_are_made_from_its_own_pool_and_kept() -> None:

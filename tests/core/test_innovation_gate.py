@@ -1,5 +1,6 @@
 """The learner in logarithms: against an oracle, from any start, and what it does with surprises."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +10,7 @@ from jaxtyping import Float
 from akjax import Constant, CostTable, FixedCost, InnovationGate, RatioGate, StepFeatures, dense_cost, reference_cost
 from akjax.arrays import Array
 from akjax.cost.model import AbstractCostModel
-from akjax.learner import CostState
+from akjax.learner import AbstractCostLearner, CostState
 
 learn = jax.jit(InnovationGate.learn)
 YES = np.bool_(True)
@@ -143,8 +144,19 @@ def test_what_is_no_step_time_teaches_nothing() -> None:
     gate = InnovationGate()
     state = gate.init(dense_cost(20.0, 0.5))
     after = learn(gate, state, step_of(4.0), np.float64(1e6), np.bool_(False))
-    for new, old in zip(jax.tree.leaves(after), jax.tree.leaves(state), strict=True):
+    np.testing.assert_allclose(float(after.predicted_ms), 22.0, rtol=1e-12)
+    unlearned = eqx.tree_at(lambda s: s.predicted_ms, after, state.predicted_ms)
+    for new, old in zip(jax.tree.leaves(unlearned), jax.tree.leaves(state), strict=True):
         np.testing.assert_array_equal(new, old)
+
+
+@pytest.mark.parametrize("learner", [InnovationGate(), RatioGate(), FixedCost()], ids=["gate", "ratio", "fixed"])
+def test_a_step_without_tokens_leaves_the_prediction_of_the_last_one(learner: AbstractCostLearner) -> None:
+    state = learner.init(dense_cost(20.0, 0.5))
+    state = learner.learn(state, step_of(4.0), np.float64(23.0), YES)
+    np.testing.assert_allclose(float(state.predicted_ms), 22.0, rtol=1e-12)
+    state = learner.learn(state, step_of(0.0, 0.0), np.float64(0.0), np.bool_(False))
+    np.testing.assert_allclose(float(state.predicted_ms), 22.0, rtol=1e-12)
 
 
 def test_parameters_that_cannot_be_told_apart_stay_about_the_truth() -> None:
@@ -197,7 +209,9 @@ def test_learners_say_what_they_need() -> None:
     assert not RatioGate().expects_exact_times
     assert not FixedCost().learns
     state = FixedCost().init(CostTable(np.array([10.0]), (1.0,)))
-    assert FixedCost().learn(state, step_of(1.0), np.float64(5.0), YES) is state
+    after = FixedCost().learn(state, step_of(1.0), np.float64(5.0), YES)
+    assert float(after.predicted_ms) == 10.0
+    assert eqx.tree_equal(eqx.tree_at(lambda s: s.predicted_ms, after, state.predicted_ms), state)
 
 
 @pytest.mark.parametrize("scale", [0.3, 1.0, 3.0])

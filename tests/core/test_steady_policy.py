@@ -171,6 +171,9 @@ class Doubtful(AbstractCostLearner):
     def expects_exact_times(self) -> bool:
         return False
 
+    def admits(self, step: object) -> bool:
+        return False
+
     def init(self, cost: AbstractCostModel) -> CostState:
         return FixedCost().init(cost)
 

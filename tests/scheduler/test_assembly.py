@@ -9,7 +9,7 @@ import pytest
 from vllm.config import VllmConfig
 
 from akjax.cost import UNEVEN, dense_cost, parse_table, reference_cost, serving_cost
-from akjax.scheduler.assembly import assemble, controller_of, cost_model, routing_of_model
+from akjax.scheduler.assembly import assemble, controller_of, cost_start, routing_of_model
 from akjax.scheduler.control_file import PolicyName
 from akjax.scheduler.pilot import Pilot
 from akjax.scheduler.served_model import Routing
@@ -27,7 +27,7 @@ def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def cost(routing: Routing | None, policy: PolicyName = "reference", **section: Any) -> Any:
     settings = load_settings({"adaptive_k": section})
-    return cost_model(policy, settings, routing_of_model(settings, routing), (0, 2), (8, 16))
+    return cost_start(policy, settings, routing_of_model(settings, routing), (0, 2), (8, 16)).model
 
 
 def test_the_cost_starts_with_the_models_routing() -> None:

@@ -23,8 +23,11 @@ NAMES = (
     "CODE_MODE",
     "ONLINE",
     "MODEL",
+    "FORM",
     "COST_MS",
     "CONTROL",
+    "STEP_LOG",
+    "STEP_LOG_MB",
     "EXPERTS",
     "TOP_K",
 )
@@ -41,6 +44,10 @@ BAD = [
     ("MODEL", "nan,1,1", "three numbers"),
     ("MODEL", "inf,1,1", "three numbers"),
     ("MODEL", "-1,1,1", "at least 0"),
+    ("MODEL", "no/such/fit.json", "cannot be read"),
+    ("FORM", "best", "serving, reference"),
+    ("FORM", "no.such:form", "cannot be imported"),
+    ("FORM", "math:pi", "makes a cost model"),
     ("ALPHA", "2", "1"),
     ("ALPHA", "0", "greater than 0"),
     ("ALPHA", "-0.1", "greater than 0"),
@@ -64,6 +71,11 @@ BAD = [
     ("PER_REQUEST", "maybe", "boolean"),
     ("PER_REQUEST", "2", "boolean"),
     ("ONLINE", "", "boolean"),
+    ("STEP_LOG", "/var/log/steps.jsonl.zst", "leave .zst off"),
+    ("STEP_LOG_MB", "0", "greater than 0"),
+    ("STEP_LOG_MB", "nan", "above 0"),
+    ("STEP_LOG_MB", "inf", "above 0"),
+    ("STEP_LOG_MB", "", "number"),
 ]
 
 
@@ -111,6 +123,8 @@ def test_defaults() -> None:
         "model": (27.0, 0.635, 0.542),
         "cost_ms": [(2, 47), (4, 53), (8, 65)],
         "control": None,
+        "step_log": None,
+        "step_log_mb": 256.0,
         "experts": None,
         "top_k": None,
     }
@@ -140,6 +154,9 @@ def test_defaults() -> None:
         ("COST_MS", "4:50,4:60", [(4, 50), (4, 60)]),
         ("CONTROL", "/run/adaptive_k", Path("/run/adaptive_k")),
         ("CONTROL", "", None),
+        ("STEP_LOG", "/var/log/steps.jsonl", Path("/var/log/steps.jsonl")),
+        ("STEP_LOG", "", None),
+        ("STEP_LOG_MB", "0.5", 0.5),
     ],
 )
 def test_each_setting_is_read_from_the_environment_and_from_the_config(name: str, text: str, value: Any) -> None:

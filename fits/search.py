@@ -1,0 +1,160 @@
+"""Finding the minimum: the coordinates that a search goes by, and the search."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Bool, Float, Int
+
+from akjax.arrays import Array
+from akjax.parameter import Parameter
+
+# How far inside a parameter's bounds a search begins, as a share of their distance.
+_INSIDE = 1e-3
+# A parameter with two bounds is on one if it is this near to it, as a share of their distance.
+_AT_BOUND = 1e-3
+# Where one that has to be positive begins to bend, as a share of its start or its prior's standard deviation, and the
+# share of that below which it counts as 0.
+_SMALL, _AT_ZERO = 0.02, 0.1
+# What is added to a curvature's diagonal, as a share of its mean: a direction that the steps say nothing about is not
+# worth a step of a million.
+_RIDGE = 1e-9
+
+Loss = Callable[[Float[Array, " p"]], Float[Array, ""]]
+
+
+class Coordinates(NamedTuple):
+    """Free coordinates for parameters that have bounds.
+
+    One with two bounds goes through a logistic function. One that has to be positive goes through `small * softplus`,
+    which is next to a straight line but near 0. The others stay as they are.
+
+    Attributes:
+        bounded: whether both bounds are finite.
+        low: lower bound, 0 without.
+        width: distance of the bounds, 1 without.
+        positive: whether it has to be positive and has no bounds.
+        small: where positive ones begin to bend.
+    """
+
+    bounded: Bool[np.ndarray, " p"]
+    low: Float[np.ndarray, " p"]
+    width: Float[np.ndarray, " p"]
+    positive: Bool[np.ndarray, " p"]
+    small: Float[np.ndarray, " p"]
+
+    def natural(self, free: Float[Array, " p"]) -> Float[Array, " p"]:
+        """The parameters at these coordinates."""
+        within = self.low + self.width * jax.nn.sigmoid(jnp.where(self.bounded, free, 0.0))
+        above = self.small * jax.nn.softplus(jnp.where(self.positive, free, 0.0) / self.small)
+        return jnp.where(self.bounded, within, jnp.where(self.positive, above, free))
+
+    def free(self, natural: Float[Array, " p"]) -> Float[Array, " p"]:
+        """The coordinates of parameters; one on its bound or beyond, where there are none, is moved inside."""
+        share = jnp.where(self.bounded, jnp.clip((natural - self.low) / self.width, _INSIDE, 1 - _INSIDE), 0.5)
+        times = jnp.maximum(jnp.where(self.positive, natural / self.small, 1.0), _INSIDE)
+        above = self.small * (times + jnp.log(-jnp.expm1(-times)))
+        return jnp.where(self.bounded, jax.scipy.special.logit(share), jnp.where(self.positive, above, natural))
+
+    def at_bound(self, natural: Float[np.ndarray, " p"]) -> Bool[np.ndarray, " p"]:
+        """Whether a parameter is on one of its bounds, or next to 0 where it has to be positive."""
+        share = (natural - self.low) / self.width
+        outer = (share < _AT_BOUND) | (share > 1.0 - _AT_BOUND)
+        return np.where(self.bounded, outer, self.positive & (natural < _AT_ZERO * self.small))
+
+
+def coordinates_of(parameters: tuple[Parameter, ...], values: Float[Array, " p"]) -> Coordinates:
+    """The coordinates for a form's parameters, `values` of which say what is small.
+
+    Raises:
+        ValueError: one is bounded on one side only.
+    """
+    for parameter in parameters:
+        if np.isfinite(parameter.lower) != np.isfinite(parameter.upper):
+            raise ValueError(f"{parameter.name} is bounded on one side only, which no fit keeps to; bound the other")
+    lower = np.asarray([parameter.lower for parameter in parameters])
+    upper = np.asarray([parameter.upper for parameter in parameters])
+    bounded = np.isfinite(lower) & np.isfinite(upper)
+    spreads = np.sqrt([parameter.variance for parameter in parameters])
+    return Coordinates(
+        bounded,
+        low=np.where(bounded, lower, 0.0),
+        width=np.where(bounded, upper - lower, 1.0),
+        positive=~bounded & np.asarray([parameter.spread is not None for parameter in parameters]),
+        small=_SMALL * np.maximum(np.abs(values), spreads),
+    )
+
+
+def scattered(
+    parameters: tuple[Parameter, ...], values: Float[Array, " p"], searches: int
+) -> Float[Array, "searches p"]:
+    """Where searches begin: at `values`, and at random places that the form's priors allow.
+
+    One that has to be positive is scattered by its logarithm, `spread` wide, one in ms by twice as much, since the
+    machine's speed is unknown too.
+    """
+    rng = np.random.default_rng(0)
+    draws = np.concatenate([np.zeros((1, len(parameters))), rng.standard_normal((searches - 1, len(parameters)))])
+    spreads = np.asarray([(p.spread or 0.0) * (2.0 if p.is_time else 1.0) for p in parameters])
+    steps = np.asarray([0.0 if p.spread is not None else np.sqrt(p.variance) for p in parameters])
+    return values[None, :] * jnp.exp(jnp.asarray(draws * spreads)) + draws * steps
+
+
+class Found(NamedTuple):
+    """Where a search ended.
+
+    Attributes:
+        at: the coordinates.
+        iterations: that it took.
+        slope: the gradient's largest element there, in coordinates in which the loss curves by 1 in every direction.
+    """
+
+    at: Float[Array, " p"]
+    iterations: Int[Array, ""]
+    slope: Float[Array, ""]
+
+
+def minimised(
+    loss: Loss, start: Float[Array, " p"], curvature: Float[Array, "p p"], max_iterations: int, tolerance: float
+) -> Found:
+    """The minimum of a loss, by L-BFGS with exact gradients (Nocedal & Wright, Numerical Optimization, 2006, ch. 7).
+
+    Args:
+        loss: to minimise.
+        start: where to begin.
+        curvature: about that of the loss, positive but for rounding. The search goes by coordinates in which it is 1 in
+            every direction, without which parameters that mean nearly the same take thousands of iterations.
+        max_iterations: after which to give up.
+        tolerance: of the gradient's largest element.
+    """
+    size = curvature.shape[0]
+    scale = jnp.sqrt(jnp.maximum(jnp.diag(curvature), 1e-300))
+    normal = curvature / jnp.outer(scale, scale) + _RIDGE * size * jnp.eye(size)
+    # normal = L @ L.T, so in z with x = start + D**-1 @ L**-T @ z it is the identity.
+    lower = jnp.linalg.cholesky(normal)
+    whiten = jax.scipy.linalg.solve_triangular(lower, jnp.eye(size), lower=True).T / scale[:, None]
+
+    def whitened(z: Float[Array, " p"]) -> Float[Array, ""]:
+        return loss(start + whiten @ z)
+
+    solver = optax.lbfgs()
+    value_and_gradient = optax.value_and_grad_from_state(whitened)
+
+    def go_on(carry: Any) -> Any:
+        _, _, gradient, iterations = carry
+        return (jnp.max(jnp.abs(gradient)) > tolerance) & (iterations < max_iterations)
+
+    def iterate(carry: Any) -> Any:
+        z, state, _, iterations = carry
+        value, gradient = value_and_gradient(z, state=state)
+        updates, state = solver.update(gradient, state, z, value=value, grad=gradient, value_fn=whitened)
+        return optax.apply_updates(z, updates), state, optax.tree.get(state, "grad"), iterations + 1
+
+    z = jnp.zeros_like(start)
+    z, _, gradient, iterations = jax.lax.while_loop(
+        go_on, iterate, (z, solver.init(z), jnp.full_like(z, jnp.inf), jnp.asarray(0))
+    )
+    return Found(start + whiten @ z, iterations, jnp.max(jnp.abs(gradient)))

@@ -1,0 +1,149 @@
+"""How long it takes from step logs to models, and how much memory.
+
+Each part is measured in a process of its own, which imports what it needs before the clock starts; its peak of memory
+is that of the whole process, imports included.
+"""
+
+import argparse
+import json
+import multiprocessing
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import msgspec
+import numpy as np
+import zstandard
+
+from akjax.step_log import LogHeader, StepRecord
+
+# Different steps of a made-up log, which are repeated until there are enough.
+DIFFERENT = 20_000
+
+
+def say(text: str) -> None:
+    """A line of progress."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def write_log(path: Path, steps: int, requests: int) -> None:
+    """A made-up log: requests of some 100 steps each, all with drafts in every step."""
+    rng = np.random.default_rng(0)
+    encoder = msgspec.json.Encoder()
+    lines = []
+    for number in range(min(steps, DIFFERENT)):
+        drafted = rng.integers(1, 7, requests)
+        ms = float(rng.gamma(50.0, 0.8))
+        record = StepRecord(
+            time=1.79e9 + number * 0.04,
+            gap_ms=ms,
+            untaught="" if rng.random() < 0.95 else "idle",
+            tokens=int(requests + drafted.sum()),
+            requests=requests,
+            prefill=0,
+            context=int(rng.integers(1000, 100_000)),
+            drafts=int(drafted.sum()),
+            drafting=6,
+            uneven=True,
+            k=6,
+            forced=False,
+            predicted_ms=float(ms * rng.normal(1.0, 0.02)),
+            request=[number // 100 * requests + each for each in range(requests)],
+            drafted=drafted.tolist(),
+            accepted=rng.integers(0, drafted + 1).tolist(),
+            cut=[0] * requests,
+            mode=rng.integers(0, 3, requests).tolist(),
+        )
+        lines.append(encoder.encode(record) + b"\n")
+    with path.open("wb") as file:
+        file.write(encoder.encode(LogHeader(time=1.79e9, run="made up", levels=[0, 1, 2, 4, 6])) + b"\n")
+        for _ in range(steps // len(lines)):
+            file.writelines(lines)
+        file.writelines(lines[: steps % len(lines)])
+
+
+def peak_megabytes() -> float:
+    """The most memory that this process ever had, by the kernel's count."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) / 1024
+
+
+def read(paths: list[str], out: str) -> dict[str, float]:
+    """Reads, makes arrays and, if `out` names a file, converts: seconds of each, and the peak of memory."""
+    from akjax.fits.reading import acceptance_sequences, convert, cost_steps, read_log
+
+    started = time.perf_counter()
+    log = convert(paths, out) if out else read_log(paths)
+    was_read, peak = time.perf_counter(), peak_megabytes()
+    taken = len(cost_steps(log).ms)
+    cost = time.perf_counter()
+    acceptance_sequences(log)
+    sequences = time.perf_counter()
+    return {
+        "steps": len(log.steps),
+        "seconds": was_read - started,
+        "peak_mb": peak,
+        "cost_steps": taken,
+        "cost_steps_seconds": cost - was_read,
+        "sequences_seconds": sequences - cost,
+        "peak_mb_with_arrays": peak_megabytes(),
+    }
+
+
+def apart(work: Callable[..., Any], *arguments: Any) -> Any:
+    """What `work` returns, done in a fresh process."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(work, arguments)
+
+
+def reading(options: argparse.Namespace) -> dict[str, Any]:
+    """Reads a log of many steps as JSON Lines, compressed by zstd, and converted to Parquet."""
+    with TemporaryDirectory() as folder:
+        plain, packed, parquet = (Path(folder, name) for name in ("log.jsonl", "log.jsonl.zst", "log.parquet"))
+        say(f"Writing {options.steps:,} steps of {options.requests} requests ...")
+        write_log(plain, options.steps, options.requests)
+        with plain.open("rb") as source, packed.open("wb") as target:
+            zstandard.ZstdCompressor().copy_stream(source, target)
+        report: dict[str, Any] = {"requests": options.requests, "megabytes": plain.stat().st_size / 1e6}
+        for name, path, out in (
+            ("lines", plain, ""),
+            ("zstd", packed, ""),
+            ("convert", plain, str(parquet)),
+            ("parquet", parquet, ""),
+        ):
+            report[name] = apart(read, [str(path)], out)
+            say(f"{name}: {report[name]['seconds']:.2f} s, peak {report[name]['peak_mb']:.0f} MB")
+        report["parquet_megabytes"] = parquet.stat().st_size / 1e6
+    return report
+
+
+PARTS = {"reading": reading}
+
+
+def main() -> None:
+    """Measures the parts that are asked for."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
+    parser.add_argument("parts", nargs="*", help=f"of {', '.join(PARTS)} (default: all)")
+    parser.add_argument("--steps", type=int, default=1_000_000, help="of the log (default: 1,000,000)")
+    parser.add_argument("--requests", type=int, default=8, help="of each step (default: 8)")
+    parser.add_argument("--json", action="store_true", help="print JSON alone")
+    options = parser.parse_args()
+    if unknown := [name for name in options.parts if name not in PARTS]:
+        parser.error(f"{', '.join(unknown)}: there are {', '.join(PARTS)}")
+    if options.steps < 1 or options.requests < 1:
+        parser.error("--steps and --requests must be at least 1")
+    report = {name: PARTS[name](options) for name in options.parts or PARTS}
+    if options.json:
+        print(json.dumps(report, indent=2))
+        return
+    for part, figures in report.items():
+        print(part)
+        for name, value in figures.items():
+            print(f"  {name}: {json.dumps(value)}")
+
+
+if __name__ == "__main__":
+    main()
