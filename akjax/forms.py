@@ -2,7 +2,7 @@
 
 import importlib
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -126,12 +126,12 @@ def form_named(name: str) -> Form:
     if not colon:
         raise ValueError(f"form {name!r} is not known: {known}")
     try:
-        form: Any = getattr(importlib.import_module(module_name), attribute)
+        form = getattr(importlib.import_module(module_name), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(f"form {name!r} cannot be imported, {error}: {known}") from error
     if not callable(form):
         raise ValueError(f"form {name!r} is a {type(form).__name__} and not something that makes a cost model: {known}")
-    return form
+    return cast(Form, form)
 
 
 def features_used(model: AbstractCostModel) -> tuple[str, ...]:
