@@ -137,8 +137,8 @@ def fit_cost(
         natural, fitted, iterations, slope, slopes, summary = jax.tree.map(np.asarray, polished)
     noise, relative_error, outliers = summary
     hessian, squares, units = slopes
-    unseen = (np.diag(squares) == 0)[: len(natural)]
-    at_bound = coordinates.at_bound(natural) & ~unseen
+    at_bound = coordinates.at_bound(natural)
+    unseen = (np.diag(squares) == 0)[: len(natural)] & ~at_bound
     covariance = covariance_of(hessian, squares, units, at_bound | unseen)
     return CostFit(
         model=fitted,
@@ -266,8 +266,8 @@ def _scout(
     loss: LossName,
     priors: bool,
     searches: int,
-) -> tuple[Float[Array, " p"], Any]:
-    """The best of some searches, in natural parameters, and the most iterations that one took."""
+) -> tuple[Float[Array, " q"], Any]:
+    """Where the best of some searches ended, and the most iterations that one took."""
     objective = _Objective(model, features, ms, weights, coordinates, loss, priors)
     values, unravel = ravel_pytree(model)
     parameters = model.parameters()
@@ -283,7 +283,7 @@ def _scout(
         return jnp.where(jnp.isfinite(value), value, jnp.inf), found.at, found.iterations
 
     losses, ends, iterations = jax.vmap(search)(scattered(parameters, values, searches))
-    return coordinates.natural(ends[jnp.argmin(losses), : len(values)]), jnp.max(iterations)
+    return ends[jnp.argmin(losses)], jnp.max(iterations)
 
 
 @eqx.filter_jit
@@ -292,7 +292,7 @@ def _polish(
     features: StepFeatures,
     ms: Any,
     weights: Any,
-    natural: Float[Array, " p"],
+    begin: Float[Array, " q"],
     coordinates: Coordinates,
     loss: LossName,
     priors: bool,
@@ -306,7 +306,6 @@ def _polish(
         the noise, the relative error and which steps are outliers.
     """
     objective = _Objective(model, features, ms, weights, coordinates, loss, priors)
-    begin = objective.begin(natural)
     found = minimised(objective, begin, objective.curvature(begin), max_iterations, tolerance)
     hessian = objective.hessian(found.at)
     step = jnp.linalg.solve(hessian, jax.grad(objective)(found.at))
@@ -314,7 +313,7 @@ def _polish(
     better = jnp.all(jnp.isfinite(newton)) & (found.slope <= tolerance) & (objective(newton) <= objective(found.at))
     found = found._replace(at=jnp.where(better, newton, found.at))
 
-    x, size = found.at, len(natural)
+    x, size = found.at, len(begin) - (loss == "robust")
     at = coordinates.natural(x[:size])
     scores = objective.scores(x)
     units = jax.grad(lambda free: jnp.sum(coordinates.natural(free)))(x[:size])

@@ -140,7 +140,7 @@ def minimised(
     def whitened(z: Float[Array, " p"]) -> Float[Array, ""]:
         return loss(start + whiten @ z)
 
-    solver = optax.lbfgs()
+    solver = optax.lbfgs(linesearch=optax.scale_by_backtracking_linesearch(max_backtracking_steps=30, store_grad=True))
     value_and_gradient = optax.value_and_grad_from_state(whitened)
 
     def go_on(carry: Any) -> Any:

@@ -120,7 +120,58 @@ def reading(options: argparse.Namespace) -> dict[str, Any]:
     return report
 
 
-PARTS = {"reading": reading}
+def fit(rows: int, times: int) -> dict[str, Any]:
+    """Fits the reference form to made-up steps by either loss, cold and warm, and scipy beside it."""
+    import scipy.optimize
+
+    from akjax import StepFeatures, reference_cost
+    from akjax.fits import fit_cost
+
+    rng = np.random.default_rng(0)
+    requests = rng.integers(1, 33, rows).astype(np.float64)
+    tokens = requests * (1.0 + rng.integers(0, 9, rows))
+
+    def cost(x: Any) -> Any:
+        return x[0] - x[1] * 288 * np.expm1(x[2] * tokens * np.log1p(-8 / 288)) + x[3] * tokens
+
+    ms = cost([20.0, 0.4, 0.7, 0.3]) * np.exp(0.05 * rng.standard_normal(rows))
+    ms = np.where(rng.random(rows) < 0.02, 3.0 * ms, ms)
+    steps = StepFeatures(tokens=tokens, requests=requests)
+    start = reference_cost(27.0, 0.635, 0.542, experts=288, top_k=8)
+    report: dict[str, Any] = {"rows": rows}
+    for loss in ("robust", "squares"):
+        seconds = []
+        for _ in range(times + 1):
+            began = time.perf_counter()
+            fitted = fit_cost(start, steps, ms, loss=loss)
+            seconds.append(time.perf_counter() - began)
+        warm = sorted(seconds[1:])[times // 2]
+        noise = fitted.noise
+        residuals = (lambda x: np.log(ms / cost(x))) if loss == "robust" else (lambda x: (cost(x) - ms) / ms)
+        options = {"loss": "cauchy", "f_scale": 2.0 * noise} if loss == "robust" else {}
+        began = time.perf_counter()
+        by_scipy = scipy.optimize.least_squares(
+            residuals, [27.0, 0.635, 1.0, 0.542], x_scale=[5.0, 0.02, 0.3, 0.06], **options
+        )
+        of_scipy = time.perf_counter() - began
+        report[loss] = {
+            "cold_seconds": seconds[0],
+            "warm_seconds": warm,
+            "scipy_seconds": of_scipy,
+            "scipy_by_warm": of_scipy / warm,
+            "parameters": fitted.values.tolist(),
+            "scipy_parameters": by_scipy.x.tolist(),
+        }
+    return report
+
+
+def fitting(options: argparse.Namespace) -> dict[str, Any]:
+    """Fits a cost model of four parameters to many steps in memory."""
+    say(f"Fitting {options.steps:,} steps, and again by scipy ...")
+    return apart(fit, options.steps, 5)
+
+
+PARTS = {"reading": reading, "fitting": fitting}
 
 
 def main() -> None:
