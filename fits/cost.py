@@ -86,7 +86,7 @@ def fit_cost(
     priors: bool = True,
     searches: int = 8,
     max_iterations: int = 300,
-    tolerance: float = 1e-8,
+    tolerance: float = 1e-6,
 ) -> CostFit:
     """The parameters of `start`'s form that fit measured steps best, within the form's bounds.
 
@@ -283,7 +283,10 @@ def _scout(
         return jnp.where(jnp.isfinite(value), value, jnp.inf), found.at, found.iterations
 
     losses, ends, iterations = jax.vmap(search)(scattered(parameters, values, searches))
-    return ends[jnp.argmin(losses)], jnp.max(iterations)
+    best = ends[jnp.argmin(losses)]
+    # A parameter that ended next to a bound has no slope there: the next search begins with it a little inside.
+    inside = coordinates.free(coordinates.natural(best[: len(values)]))
+    return best.at[: len(values)].set(inside), jnp.max(iterations)
 
 
 @eqx.filter_jit
