@@ -19,8 +19,8 @@ _AT_BOUND = 1e-3
 # Where one that has to be positive begins to bend, as a share of its start or its prior's standard deviation, and the
 # share of that below which it counts as 0.
 _SMALL, _AT_ZERO = 0.02, 0.1
-# What is added to a curvature's diagonal, as a share of its mean: a direction that the steps say next to nothing about is not
-# worth a step of thousands.
+# What is added to a curvature's diagonal, as a share of its mean: a direction that the steps say next to nothing about
+# is not worth a step of thousands.
 _RIDGE = 1e-4
 
 Loss = Callable[[Float[Array, " p"]], Float[Array, ""]]
