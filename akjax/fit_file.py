@@ -11,7 +11,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Float
 
 from akjax.cost import AbstractCostModel
-from akjax.forms import Engine, form_named
+from akjax.forms import FORMS, Engine, form_named
 
 VERSION = 1
 """Of the file's format."""
@@ -110,18 +110,30 @@ def decoded_fit(content: bytes, name: str) -> FitFile:
         raise ValueError(f"{name} is no fit of a cost model: {error}") from None
 
 
-def start_of(fit: FitFile, engine: Engine) -> CostStart:
+def start_of(fit: FitFile, engine: Engine, *, runs: str = "") -> CostStart:
     """The fitted model for an engine, which need not be the one that it was fitted on.
 
     The form is made for this engine, since its draft lengths and captured sizes may be others; parameters of the same
     name take the fit's value and covariance. One that only the model has starts as the form has it, as uncertain as
     the form says; one that the fit found on a bound, or in none of its steps, is as uncertain again.
 
+    A form of akjax's own needs no leave. One of another module is code, and a file does not get to say which code runs.
+
+    Args:
+        fit: to start from.
+        engine: that is to be served.
+        runs: the form of another module, `package.module:name`, that may be imported.
+
     Raises:
         ValueError: another version, a covariance that does not fit the parameters or is none, values that are not
-            finite, or a form that is not known.
+            finite, or a form that is not known or is of a module that `runs` does not name.
     """
     _check(fit)
+    if fit.form not in FORMS and fit.form != runs:
+        raise ValueError(
+            f"the fit's form {fit.form!r} is none of akjax's ({', '.join(FORMS)}); if it is code of yours, name it as"
+            " the form too"
+        )
     model = form_named(fit.form)(engine)
     parameters = model.parameters()
     position = {parameter.name: at for at, parameter in enumerate(fit.parameters)}

@@ -203,9 +203,9 @@ def cost_start(
                 f"{PREFIX}FORM={settings.form}: the fit of {PREFIX}MODEL has {settings.model.form}; leave one out"
             )
         try:
-            return start_of(settings.model, engine)
+            return start_of(settings.model, engine, runs=settings.form)
         except ValueError as error:
-            raise SettingsError(f"{PREFIX}MODEL: {error}") from None
+            raise SettingsError(f"{PREFIX}MODEL: {error} ({PREFIX}FORM)") from None
     base, per_expert, per_token = settings.model
     if policy == "default" and base == 0:
         raise SettingsError(f"{PREFIX}MODEL={settings.model}: the first number, ms of any step, must be above 0")

@@ -1,13 +1,15 @@
 """Starting from a fit: on the engine that it came from, and on another."""
 
 import dataclasses
+import sys
+from types import SimpleNamespace
 
 import jax
 import msgspec
 import numpy as np
 import pytest
 
-from akjax import InnovationGate, RatioGate
+from akjax import AbstractCostModel, InnovationGate, RatioGate
 from akjax.fit_file import MOST_BYTES, FitFile, FittedParameter, decoded_fit, start_of
 from akjax.forms import FORMS, Engine
 
@@ -55,6 +57,23 @@ def test_an_engine_with_other_draft_lengths_takes_what_it_shares() -> None:
     assert start.covariance is not None
     at = names.index("factor_at_8")
     assert start.covariance[at, at] == pytest.approx(0.05**2)
+
+
+def test_a_file_does_not_say_which_code_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[Engine] = []
+
+    def of_my_own(engine: Engine) -> AbstractCostModel:
+        ran.append(engine)
+        return FORMS["reference"](engine)
+
+    monkeypatch.setitem(sys.modules, "my_forms", SimpleNamespace(of_my_own=of_my_own))
+    fit = dataclasses.replace(fit_of(), form="my_forms:of_my_own")
+    for runs in ("", "my_forms:other"):
+        with pytest.raises(ValueError, match=r"'my_forms:of_my_own' is none of akjax's \(serving, .* name it"):
+            start_of(fit, ENGINE, runs=runs)
+    assert not ran
+    assert start_of(fit, ENGINE, runs="my_forms:of_my_own").unmatched == ()
+    assert ran == [ENGINE]
 
 
 def test_what_the_fit_found_to_be_nothing_starts_just_above_it_and_unsure() -> None:
