@@ -14,7 +14,7 @@ from akjax.cost import AbstractCostModel
 from akjax.features import StepFeatures
 
 from .cost import CostFit, fit_cost
-from .loss import FREEDOM
+from .loss import FREEDOM, SCALE_OF_NORMAL
 
 # Fits for each form, beside the one of all steps and that of the small batches.
 FOLDS = 8
@@ -156,7 +156,9 @@ def _comparison(
         smaller: Any = small.astype(np.float64)
         of_small = fit_cost(start, steps, ms, weights=smaller)
         larger = float(np.mean(_cell_errors(_predicted(of_small, steps)[~small], ms[~small], cell[~small])))
-    log_likelihood = scipy.stats.t.logpdf(np.log(ms / np.maximum(held_out, 1e-9)), FREEDOM, scale=noise)
+    log_likelihood = scipy.stats.t.logpdf(
+        np.log(ms / np.maximum(held_out, 1e-9)), FREEDOM, scale=SCALE_OF_NORMAL * noise
+    )
     return Comparison(
         form=name,
         parameters=len(fit.values),

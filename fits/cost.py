@@ -16,6 +16,7 @@ from akjax.features import StepFeatures
 from .certainty import covariance_of, determined
 from .loss import (
     FREEDOM,
+    SCALE_OF_NORMAL,
     LossName,
     check_loss,
     log_residuals,
@@ -45,7 +46,8 @@ class CostFit(NamedTuple):
         determined: of each parameter, whether the steps say what it is; see `akjax.fits.certainty.determined`.
         at_bound: of each parameter, whether it ended on one of its bounds, or at 0 where it has to be positive.
         unseen: of each parameter, whether none of the steps has to do with it: it is as it was at the start.
-        noise: relative standard deviation of a step's time about the model, by the robust loss its scale.
+        noise: relative standard deviation of a step's time about the model: by the robust loss, that of normal noise on
+            which t would take the same scale.
         relative_error: root mean square of (predicted - measured) / measured over the steps.
         outliers: the steps that are more than five standard deviations off, by their index; none for "squares".
         iterations: that it took.
@@ -86,7 +88,7 @@ def fit_cost(
     priors: bool = True,
     searches: int = 8,
     max_iterations: int = 300,
-    tolerance: float = 1e-6,
+    tolerance: float = 1e-8,
 ) -> CostFit:
     """The parameters of `start`'s form that fit measured steps best, within the form's bounds.
 
@@ -116,9 +118,11 @@ def fit_cost(
     Raises:
         ValueError: no steps, features of other shapes than `ms` or not finite, a time that is not positive and finite,
             weights that are negative or all 0, a form with a parameter that is bounded on one side only, or a loss that
-            is none.
+            is none, or fewer than one search.
     """
     check_loss(loss)
+    if searches < 1:
+        raise ValueError(f"searches must be at least 1, given {searches}")
     measured = np.asarray(ms, np.float64)
     counts = np.ones_like(measured) if weights is None else np.asarray(weights, np.float64)
     _check_steps(steps, measured, counts)
@@ -128,12 +132,13 @@ def fit_cost(
     with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
         features = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), steps)
         model = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), start)
+        whole = _Objective(model, features, measured, counts, coordinates, loss == "robust", priors)
         some = _some_rows(counts)
         few = jax.tree.map(lambda leaf: leaf[some] if leaf.ndim else leaf, features)
-        best, scouted = _scout(model, few, measured[some], counts[some], coordinates, loss, priors, searches)
-        polished = _polish(
-            model, features, measured, counts, best, coordinates, loss, priors, max_iterations, tolerance
+        begin, scouted = _scout(
+            _Objective(model, few, measured[some], counts[some], coordinates, loss == "robust", priors), searches
         )
+        polished = _polish(whole, begin, max_iterations, tolerance)
         natural, fitted, iterations, slope, slopes, summary = jax.tree.map(np.asarray, polished)
     noise, relative_error, outliers = summary
     hessian, squares, units = slopes
@@ -176,70 +181,79 @@ def _some_rows(weights: Float[np.ndarray, " steps"]) -> np.ndarray:
     return np.random.default_rng(0).choice(counting, _SCOUT_ROWS, replace=len(counting) < _SCOUT_ROWS)
 
 
-class _Objective:
-    """The loss of a form on some steps, in free coordinates; the robust loss has the scale's logarithm after them."""
+class _Objective(eqx.Module):
+    """The loss of a form on some steps, in free coordinates; the robust loss has the scale's logarithm after them.
 
-    def __init__(
-        self,
-        model: AbstractCostModel,
-        features: StepFeatures,
-        ms: Any,
-        weights: Any,
-        coordinates: Coordinates,
-        loss: LossName,
-        priors: bool,
-    ) -> None:
-        values, self._unravel = ravel_pytree(model)
-        self._size = len(values)
-        self._features, self._ms, self._weights = features, ms, weights
-        self._coordinates, self._robust = coordinates, loss == "robust"
-        parameters = model.parameters()
-        self._start = values
-        self._positive = np.asarray([parameter.spread is not None for parameter in parameters])
-        spreads = np.asarray([np.sqrt(p.variance) if p.spread is None else p.spread for p in parameters])
-        held = np.asarray([self._robust and priors and not parameter.is_time for parameter in parameters])
-        self._precision = np.where(held, 1.0 / spreads, 0.0)
+    Attributes:
+        model: where the search begins, and the centre of the priors.
+        features: of the steps.
+        ms: that they took.
+        weights: of them.
+        coordinates: for the model's parameters.
+        robust: whether the loss is Student's t; else relative least squares.
+        priors: whether parameters without a unit have theirs.
+    """
+
+    model: AbstractCostModel
+    features: StepFeatures
+    ms: Any
+    weights: Any
+    coordinates: Coordinates
+    robust: bool = eqx.field(static=True)
+    priors: bool = eqx.field(static=True)
+
+    @property
+    def start(self) -> Float[Array, " p"]:
+        return ravel_pytree(self.model)[0]
+
+    def fitted(self, x: Float[Array, " q"]) -> AbstractCostModel:
+        values, unravel = ravel_pytree(self.model)
+        return unravel(self.coordinates.natural(x[: len(values)]))
 
     def predicted(self, x: Float[Array, " q"]) -> Float[Array, " steps"]:
-        return self._unravel(self._coordinates.natural(x[: self._size]))(self._features)
+        return self.fitted(x)(self.features)
 
     def residuals(self, x: Float[Array, " q"]) -> Float[Array, " steps"]:
-        return (log_residuals if self._robust else relative_residuals)(self.predicted(x), self._ms)
+        return (log_residuals if self.robust else relative_residuals)(self.predicted(x), self.ms)
 
     def strains(self, x: Float[Array, " q"]) -> Float[Array, " p"]:
         """How far each parameter that has a prior is from its start, in that prior's standard deviations."""
-        natural = self._coordinates.natural(x[: self._size])
-        ratio = jnp.where(self._positive, jnp.maximum(natural, 1e-300) / self._start, 1.0)
-        return jnp.asarray(self._precision) * jnp.where(self._positive, jnp.log(ratio), natural - self._start)
+        parameters, start = self.model.parameters(), self.start
+        positive = np.asarray([parameter.spread is not None for parameter in parameters])
+        spreads = np.asarray([np.sqrt(p.variance) if p.spread is None else p.spread for p in parameters])
+        held = np.asarray([self.robust and self.priors and not parameter.is_time for parameter in parameters])
+        natural = self.coordinates.natural(x[: len(start)])
+        ratio = jnp.where(positive, jnp.maximum(natural, 1e-300) / start, 1.0)
+        return jnp.asarray(np.where(held, 1.0 / spreads, 0.0)) * jnp.where(positive, jnp.log(ratio), natural - start)
 
     def __call__(self, x: Float[Array, " q"]) -> Float[Array, ""]:
         residuals = self.residuals(x)
-        if self._robust:
-            prior = 0.5 * jnp.sum(self.strains(x) ** 2) / jnp.sum(self._weights)
-            return robust_loss(residuals, x[-1], self._weights) + prior
-        return weighted_mean(residuals**2, self._weights)
+        if self.robust:
+            prior = 0.5 * jnp.sum(self.strains(x) ** 2) / jnp.sum(self.weights)
+            return robust_loss(residuals, x[-1], self.weights) + prior
+        return weighted_mean(residuals**2, self.weights)
 
     def begin(self, natural: Float[Array, " p"]) -> Float[Array, " q"]:
         """The coordinates of parameters, and of the scale that suits them."""
-        free = self._coordinates.free(natural)
-        if not self._robust:
+        free = self.coordinates.free(natural)
+        if not self.robust:
             return free
-        return jnp.append(free, robust_log_scale(self.residuals(jnp.append(free, 0.0)), self._weights))
+        return jnp.append(free, robust_log_scale(self.residuals(jnp.append(free, 0.0)), self.weights))
 
     def curvature(self, x: Float[Array, " q"]) -> Float[Array, "q q"]:
         """About the loss's own, and never negative: Gauss and Newton's, or what t's scores have for information."""
-        slopes = slopes_of(self.residuals, x)[:, : self._size]
-        squares = slopes.T @ (self._weights[:, None] * slopes) / jnp.sum(self._weights)
-        if not self._robust:
+        slopes = slopes_of(self.residuals, x)[:, : len(self.start)]
+        squares = slopes.T @ (self.weights[:, None] * slopes) / jnp.sum(self.weights)
+        if not self.robust:
             return 2.0 * squares
         squares = (FREEDOM + 1.0) / (FREEDOM + 3.0) / square_scale(x[-1]) * squares
-        squares = squares + self.prior_curvature(x)[: self._size, : self._size] / jnp.sum(self._weights)
+        squares = squares + self.prior_curvature(x)[: len(self.start), : len(self.start)] / jnp.sum(self.weights)
         return jax.scipy.linalg.block_diag(squares, jnp.full((1, 1), 2.0 * FREEDOM / (FREEDOM + 3.0)))
 
     def scores(self, x: Float[Array, " q"]) -> Float[Array, "steps q"]:
         """The slope of each step's own loss."""
-        residuals, slopes = self.residuals(x), slopes_of(self.residuals, x)[:, : self._size]
-        if not self._robust:
+        residuals, slopes = self.residuals(x), slopes_of(self.residuals, x)[:, : len(self.start)]
+        if not self.robust:
             return 2.0 * residuals[:, None] * slopes
         score = robust_score(residuals, x[-1])
         of_scale = (1.0 - score * residuals) * jnp.exp(2.0 * x[-1]) / square_scale(x[-1])
@@ -257,22 +271,13 @@ class _Objective:
 
 
 @eqx.filter_jit
-def _scout(
-    model: AbstractCostModel,
-    features: StepFeatures,
-    ms: Any,
-    weights: Any,
-    coordinates: Coordinates,
-    loss: LossName,
-    priors: bool,
-    searches: int,
-) -> tuple[Float[Array, " q"], Any]:
+def _scout(objective: _Objective, searches: int) -> tuple[Float[Array, " q"], Any]:
     """Where the best of some searches ended, and the most iterations that one took."""
-    objective = _Objective(model, features, ms, weights, coordinates, loss, priors)
-    values, unravel = ravel_pytree(model)
+    model, coordinates, weights = objective.model, objective.coordinates, objective.weights
+    values = objective.start
     parameters = model.parameters()
     # Another machine is another speed: what is in ms is brought to that of the steps.
-    speed = jnp.nanmedian(jnp.where(weights > 0, ms / unravel(values)(features), jnp.nan))
+    speed = jnp.nanmedian(jnp.where(weights > 0, objective.ms / model(objective.features), jnp.nan))
     is_time = np.asarray([parameter.is_time for parameter in parameters])
     values = values * jnp.where(is_time & jnp.isfinite(speed) & (speed > 0), speed, 1.0)
 
@@ -290,25 +295,13 @@ def _scout(
 
 
 @eqx.filter_jit
-def _polish(
-    model: AbstractCostModel,
-    features: StepFeatures,
-    ms: Any,
-    weights: Any,
-    begin: Float[Array, " q"],
-    coordinates: Coordinates,
-    loss: LossName,
-    priors: bool,
-    max_iterations: int,
-    tolerance: float,
-) -> tuple[Any, ...]:
+def _polish(objective: _Objective, begin: Float[Array, " q"], max_iterations: int, tolerance: float) -> tuple[Any, ...]:
     """The minimum from there.
 
     Returns:
         Its parameters; the model with them; the iterations and the slope that was left; what `covariance_of` needs; and
         the noise, the relative error and which steps are outliers.
     """
-    objective = _Objective(model, features, ms, weights, coordinates, loss, priors)
     found = minimised(objective, begin, objective.curvature(begin), max_iterations, tolerance)
     hessian = objective.hessian(found.at)
     step = jnp.linalg.solve(hessian, jax.grad(objective)(found.at))
@@ -316,21 +309,27 @@ def _polish(
     better = jnp.all(jnp.isfinite(newton)) & (found.slope <= tolerance) & (objective(newton) <= objective(found.at))
     found = found._replace(at=jnp.where(better, newton, found.at))
 
-    x, size = found.at, len(begin) - (loss == "robust")
-    at = coordinates.natural(x[:size])
+    x, coordinates, weights = found.at, objective.coordinates, objective.weights
+    free = x[: len(objective.start)]
     scores = objective.scores(x)
-    units = jax.grad(lambda free: jnp.sum(coordinates.natural(free)))(x[:size])
-    relative = relative_residuals(objective.predicted(x), ms)
+    units = jax.grad(lambda free: jnp.sum(coordinates.natural(free)))(free)
+    relative = relative_residuals(objective.predicted(x), objective.ms)
     relative_error = jnp.sqrt(weighted_mean(relative**2, weights))
-    if loss == "robust":
-        noise = jnp.sqrt(square_scale(x[-1]))
+    if objective.robust:
+        noise = jnp.sqrt(square_scale(x[-1])) / SCALE_OF_NORMAL
         outliers = (weights > 0) & (jnp.abs(objective.residuals(x)) > _OUTLIER * noise)
     else:
-        noise, outliers = relative_error, jnp.zeros(len(ms), bool)
+        noise, outliers = relative_error, jnp.zeros_like(weights, bool)
     certainty = (
         hessian * jnp.sum(weights),
         scores.T @ (weights[:, None] ** 2 * scores) + objective.prior_curvature(x),
         units,
     )
-    fitted = ravel_pytree(model)[1](at)
-    return at, fitted, found.iterations, found.slope, certainty, (noise, relative_error, outliers)
+    return (
+        coordinates.natural(free),
+        objective.fitted(x),
+        found.iterations,
+        found.slope,
+        certainty,
+        (noise, relative_error, outliers),
+    )

@@ -126,6 +126,7 @@ def fit(rows: int, times: int) -> dict[str, Any]:
 
     from akjax import StepFeatures, reference_cost
     from akjax.fits import fit_cost
+    from akjax.fits.loss import SCALE_OF_NORMAL
 
     rng = np.random.default_rng(0)
     requests = rng.integers(1, 33, rows).astype(np.float64)
@@ -148,7 +149,7 @@ def fit(rows: int, times: int) -> dict[str, Any]:
         warm = sorted(seconds[1:])[times // 2]
         noise = fitted.noise
         residuals = (lambda x: np.log(ms / cost(x))) if loss == "robust" else (lambda x: (cost(x) - ms) / ms)
-        options = {"loss": "cauchy", "f_scale": 2.0 * noise} if loss == "robust" else {}
+        options = {"loss": "cauchy", "f_scale": 2.0 * SCALE_OF_NORMAL * noise} if loss == "robust" else {}
         began = time.perf_counter()
         by_scipy = scipy.optimize.least_squares(
             residuals, [27.0, 0.635, 1.0, 0.542], x_scale=[5.0, 0.02, 0.3, 0.06], **options

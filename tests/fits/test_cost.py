@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.optimize
+import scipy.stats
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Float
 
@@ -28,7 +29,7 @@ from akjax import (
 )
 from akjax.arrays import Array
 from akjax.fits import fit_cost
-from akjax.fits.loss import LOSSES, check_loss
+from akjax.fits.loss import LOSSES, SCALE_OF_NORMAL, check_loss
 
 
 def drawn(model: AbstractCostModel, noise: float, steps: int = 400) -> tuple[StepFeatures, np.ndarray]:
@@ -84,7 +85,7 @@ def test_the_robust_fit_is_the_optimum_that_scipy_finds_at_its_scale(outliers: f
         values,
         jac=jax.jit(jax.jacfwd(lambda x: jnp.log(ms / unravel(x)(features)))),
         loss="cauchy",
-        f_scale=2.0 * fit.noise,
+        f_scale=2.0 * SCALE_OF_NORMAL * fit.noise,
         bounds=([0.01, 0.001, 0.05, 0.001], [100.0, 10.0, 2.0, 10.0]),
         x_scale=[5.0, 0.02, 0.3, 0.06],
         xtol=1e-14,
@@ -96,7 +97,7 @@ def test_the_robust_fit_is_the_optimum_that_scipy_finds_at_its_scale(outliers: f
     np.testing.assert_allclose(fit.values, expected.x, rtol=1e-5)
     # The scale is in a minimum too: the likelihood's slope along it vanishes.
     residuals = np.log(ms / np.asarray(fit.model(features)))
-    squares = (residuals / fit.noise) ** 2
+    squares = (residuals / (SCALE_OF_NORMAL * fit.noise)) ** 2
     assert np.mean(5.0 * squares / (4.0 + squares)) == pytest.approx(1.0, abs=1e-7)
     # Nearly all that was made an outlier is named, and next to nothing else.
     made = np.flatnonzero(np.abs(residuals) > 1.0)
@@ -142,6 +143,27 @@ def test_errors_are_those_of_plain_least_squares_where_it_has_some() -> None:
     design = np.stack([np.ones_like(ms), np.asarray(features.tokens)], axis=1) / ms[:, None]
     expected = fit.relative_error**2 * np.linalg.inv(design.T @ design)
     np.testing.assert_allclose(fit.covariance, expected, rtol=0.05)
+
+
+def test_the_noise_of_a_fit_is_that_of_normal_noise_and_its_errors_are_wider_by_what_t_gives_away() -> None:
+    features, ms = drawn(dense_cost(12.0, 0.3), 0.05, steps=50_000)
+    robust, squares = (fit_cost(dense_cost(12.0, 0.3), features, ms, loss=loss) for loss in LOSSES)
+    assert robust.noise == pytest.approx(0.05, rel=0.01)
+    # The efficiency of t's score on normal noise, by quadrature.
+    z, scale = np.linspace(-9.0, 9.0, 100_001), SCALE_OF_NORMAL
+    density = scipy.stats.norm.pdf(z) * (z[1] - z[0])
+    assert np.sum(density * 5.0 * z**2 / (4.0 * scale**2 + z**2)) == pytest.approx(1.0, abs=1e-9)
+    score = 5.0 * z / (4.0 * scale**2 + z**2)
+    slope = 5.0 * (4.0 * scale**2 - z**2) / (4.0 * scale**2 + z**2) ** 2
+    efficiency = np.sum(density * slope) ** 2 / np.sum(density * score**2)
+    assert efficiency == pytest.approx(0.8927, abs=1e-4)
+    np.testing.assert_allclose(np.diag(squares.covariance) / np.diag(robust.covariance), efficiency, rtol=0.02)
+
+
+def test_no_search_is_refused() -> None:
+    features, ms = drawn(dense_cost(12.0, 0.3), 0.05)
+    with pytest.raises(ValueError, match="searches must be at least 1, given 0"):
+        fit_cost(dense_cost(12.0, 0.3), features, ms, searches=0)
 
 
 def test_a_loss_that_is_none_is_refused() -> None:
