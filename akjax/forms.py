@@ -1,13 +1,12 @@
 """The cost forms by name, as settings and commands know them, and how a form of one's own joins them."""
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import ArrayLike
 
 from akjax.cost import (
     AbstractCostModel,
@@ -148,8 +147,8 @@ def features_used(model: AbstractCostModel) -> tuple[str, ...]:
         return tuple(name for name in names if any(np.asarray(getattr(slope, name)).any() for slope in slopes))
 
 
-def check_features(model: AbstractCostModel, features: Mapping[str, ArrayLike]) -> None:
-    """Refuses a model that asks for features that steps do not have.
+def check_features(model: AbstractCostModel, features: Collection[str]) -> None:
+    """Refuses a model that asks for other features than these, which are told of the steps.
 
     Raises:
         ValueError: with the names of those that are missing.

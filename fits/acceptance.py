@@ -71,18 +71,21 @@ class Prediction(NamedTuple):
         return float(np.sum(self.loss) / np.sum(self.trials))
 
 
-def predicted(model: AbstractAcceptanceModel, sequence: DraftSequence, draft_limit: int | None = None) -> Prediction:
+def predicted(
+    model: AbstractAcceptanceModel, sequence: DraftSequence, draft_limit: int | None = None, *, skip: int = 0
+) -> Prediction:
     """How well a model foretells a sequence, learning as it goes.
 
     Args:
         model: its hyperparameters; it starts from its prior.
         sequence: of all text as one: modes do not count.
         draft_limit: K of the model, the most drafts in the sequence if None.
+        skip: so many first steps teach the model and are not judged.
     """
     limit = draft_limit or sequence.draft_limit
     with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
         loss, trials, chance, accepted, tested = (
-            np.asarray(each) for each in _foretold(model, _on_device(sequence), sequence.requests, limit)
+            np.asarray(each)[skip:] for each in _foretold(model, _on_device(sequence), sequence.requests, limit)
         )
     tenth = np.minimum((chance * 10).astype(int), 9)[tested]
 

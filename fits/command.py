@@ -29,6 +29,13 @@ Logs = Annotated[
     list[str], typer.Argument(help="Step logs: .jsonl, .jsonl.zst or .parquet; several, and wildcards, are one log.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines instead of tables.")]
+Columns = Annotated[
+    str,
+    typer.Option(
+        help="The file is a table of your own, CSV or Parquet, a step a row: which column is what, as in"
+        " tokens=batch,ms=latency_ms. There are ms, tokens, requests, drafts, context, prefill and drafting."
+    ),
+]
 FormName = Annotated[str, typer.Option(help=f"One of {', '.join(FORMS)}, or package.module:name for one of your own.")]
 
 # Names of files and models are printed as they are, whatever brackets and colons they have.
@@ -42,6 +49,7 @@ def fit_cost_command(
         Path | None, typer.Option("--out", "-o", help="Write the fit here, for VLLM_ADAPTIVE_K_MODEL to load.")
     ] = None,
     form: FormName = "serving",
+    columns: Columns = "",
     as_json: AsJson = False,
 ) -> None:
     """Fit a cost model to the times of logged steps, with standard errors, and say what the steps cannot tell."""
@@ -49,9 +57,9 @@ def fit_cost_command(
     from .fit_file import fit_file_of, write_fit
 
     with _refusals():
-        steps, ms, engine = _cost_steps(logs)
+        steps, ms, told, engine = _cost_steps(logs, columns)
         model = form_named(form)(engine)
-        check_features(model, {name: 0.0 for name in _FEATURES})
+        check_features(model, told)
         with _working(f"Fitting {form} to {len(ms):,} steps"):
             fit = fit_cost(model, steps, ms)
         file = fit_file_of(fit, form, engine, steps, ms, logs)
@@ -96,12 +104,11 @@ def fit_acceptance_command(logs: Logs, as_json: AsJson = False) -> None:
         rows = []
         for name, model in models.items():
             with _working(f"Foretelling by {name}"):
-                told = predicted(model, sequence, sequence.draft_limit)
-            later = slice(half, None)
+                told = predicted(model, sequence, skip=half)
             rows.append(
                 {
                     "model": name,
-                    "held_out_log_loss": float(told.loss[later].sum() / max(told.trials[later].sum(), 1)),
+                    "held_out_log_loss": told.log_loss,
                     "calibration": [
                         {"tenth": tenth, "expected": float(e), "accepted": float(a), "drafts": int(c)}
                         for tenth, (e, a, c) in enumerate(zip(told.expected, told.accepted, told.counted, strict=True))
@@ -117,7 +124,7 @@ def fit_acceptance_command(logs: Logs, as_json: AsJson = False) -> None:
     for row in rows:
         table.add_row(row["model"], f"{row['held_out_log_loss']:.4f}")
     _out.print(table)
-    table = _table("chance given", *models, title="Accepted of what was expected, by the chance given")
+    table = _table("chance given", *models, title="Held out: accepted of what was expected, by the chance given")
     for tenth in range(10):
         cells = [row["calibration"][tenth] for row in rows]
         shares = [f"{c['accepted'] / c['expected']:.3f} of {c['drafts']:,}" if c["drafts"] else "-" for c in cells]
@@ -129,16 +136,17 @@ def fit_acceptance_command(logs: Logs, as_json: AsJson = False) -> None:
 def compare(
     logs: Logs,
     forms: Annotated[str, typer.Option(help="Names by commas; all that come with akjax by default.")] = ",".join(FORMS),
+    columns: Columns = "",
     as_json: AsJson = False,
 ) -> None:
     """Compare cost forms by how well they predict batches and draft lengths that they were not fitted on."""
     from .compare import compared
 
     with _refusals():
-        steps, ms, engine = _cost_steps(logs)
+        steps, ms, told, engine = _cost_steps(logs, columns)
         models = {name: form_named(name)(engine) for name in forms.split(",") if name}
         for model in models.values():
-            check_features(model, {name: 0.0 for name in _FEATURES})
+            check_features(model, told)
         with _working("Comparing") as say:
             rows = compared(models, steps, ms, report=lambda name: say(f"Fitting {name}"))
     if as_json:
@@ -179,20 +187,32 @@ def convert(logs: Logs, out: Annotated[Path, typer.Argument(help="The file to wr
         convert_logs(logs, out)
 
 
-_FEATURES = ("tokens", "requests", "drafting", "context", "prefill", "uneven")
-
-
-def _cost_steps(logs: Sequence[str]) -> tuple[Any, Any, Engine]:
-    from .reading import cost_steps, engine_of, read_log
+def _cost_steps(logs: Sequence[str], columns: str) -> tuple[Any, Any, tuple[str, ...], Engine]:
+    """The features, their times, the names of the features that are told, and what is known of the engine."""
+    from .reading import cost_steps, engine_of, read_log, read_table
 
     with _working("Reading"):
-        log = read_log(logs)
-        steps = cost_steps(log)
-    for reason, count in {**log.refused, **steps.left_out}.items():
+        if columns:
+            if len(logs) != 1:
+                raise ValueError(f"--columns is for one table, given {', '.join(logs)}")
+            steps, engine = read_table(logs[0], _mapping(columns)), Engine()
+        else:
+            log = read_log(logs)
+            for refused in log.refusals:
+                _log.print(str(refused), soft_wrap=True)
+            steps, engine = cost_steps(log), engine_of(log)
+    for reason, count in steps.left_out.items():
         _log.print(f"{count:,} {'row' if count == 1 else 'rows'} left out: {reason}")
     if not len(steps.ms):
         raise ValueError(f"no step in {', '.join(logs)} has a time of its own, so there is nothing to fit")
-    return steps.features, steps.ms, engine_of(log)
+    return steps.features, steps.ms, steps.told, engine
+
+
+def _mapping(columns: str) -> dict[str, str]:
+    pairs = [pair.partition("=") for pair in columns.split(",")]
+    if not all(quantity and equals and column for quantity, equals, column in pairs):
+        raise ValueError(f"--columns={columns} must be like tokens=batch,ms=latency_ms: a quantity, = and a column")
+    return {quantity: column for quantity, _, column in pairs}
 
 
 @contextmanager

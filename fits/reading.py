@@ -83,7 +83,7 @@ def _files(paths: Paths) -> list[Path]:
     for each in [paths] if isinstance(paths, str | os.PathLike) else paths:
         path = Path(each)
         if path.is_dir():
-            raise IsADirectoryError(f"{path} is a folder: name its files, as in {path / '*.jsonl'}")
+            raise IsADirectoryError(f"{path} is a folder: name its files, as in {path / '*.jsonl*'}")
         if path.exists() or not glob.has_magic(str(path)):
             named.append(path)
             continue

@@ -24,6 +24,7 @@ class CostSteps(NamedTuple):
         log: the run that each belongs to, as in `StepLog.headers`; all 0 for a table.
         row: of each, its row in `StepLog.steps` or in the table: those that are not here were left out.
         left_out: how many rows were, by reason; a row with several reasons counts for the first.
+        told: the names of the features that the log or the table tells; the others are 0 for want of better.
     """
 
     features: StepFeatures
@@ -31,6 +32,7 @@ class CostSteps(NamedTuple):
     log: Int[np.ndarray, " steps"]
     row: Int[np.ndarray, " steps"]
     left_out: dict[str, int]
+    told: tuple[str, ...]
 
 
 class AcceptanceSequences(NamedTuple):
@@ -85,6 +87,7 @@ def cost_steps(log: StepLog) -> CostSteps:
         steps["log"].to_numpy()[row],
         row,
         left_out,
+        tuple(features),
     )
 
 

@@ -71,11 +71,12 @@ def read_table(path: str | os.PathLike[str], columns: Mapping[str, str] | None =
     }
     faults |= {f"{quantity} is negative": values < 0 for quantity, values in told.items() if quantity != "ms"}
     row, left_out = kept(len(ms), faults)
+    tells = ("tokens", "requests", *(name for name in ("drafting", "context", "prefill") if name in told))
 
     features: dict[str, Any] = {"tokens": tokens[row], "requests": requests[row], "uneven": np.zeros(len(row))}
     for quantity in ("drafting", "context", "prefill"):
         features[quantity] = told[quantity][row] if quantity in told else np.zeros(len(row))
-    return CostSteps(StepFeatures(**features), ms[row], np.zeros(len(row), np.int32), row, left_out)
+    return CostSteps(StepFeatures(**features), ms[row], np.zeros(len(row), np.int32), row, left_out, tells)
 
 
 def _table(path: Path) -> pl.DataFrame:

@@ -123,7 +123,7 @@ class InnovationGate(AbstractCostLearner):
                 raise ValueError(f"{parameter.name} must start above 0 to be learned in logarithms, given {value:g}")
         first = self._first_covariance(parameters)
         if covariance is not None:
-            units = np.where(_positive(parameters), 1.0 / np.where(_positive(parameters), leaves, 1.0), 1.0)
+            units = 1.0 / np.where(_positive(parameters), leaves, 1.0)
             first = both(first, covariance * np.outer(units, units)) + self.restart_spread**2 * _shared(parameters)
         return CostState(
             belief=Belief(checked.model, jnp.asarray(first)),

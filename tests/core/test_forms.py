@@ -59,5 +59,5 @@ def test_a_model_says_which_features_it_uses() -> None:
 
 def test_steps_without_a_feature_that_a_form_uses_are_refused() -> None:
     with pytest.raises(ValueError, match=r"needs drafting, context, prefill, which .* they have tokens, requests"):
-        check_features(FORMS["work"](ENGINE), {"tokens": 1.0, "requests": 1.0})
-    check_features(FORMS["reference"](ENGINE), {"tokens": 1.0})
+        check_features(FORMS["work"](ENGINE), ("tokens", "requests"))
+    check_features(FORMS["reference"](ENGINE), ("tokens",))

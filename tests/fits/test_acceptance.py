@@ -77,6 +77,13 @@ def test_padding_counts_for_nothing() -> None:
         np.testing.assert_array_equal(wide_one.trials, narrow_one.trials)
 
 
+def test_skipped_steps_teach_and_are_not_judged() -> None:
+    sequence = drawn([0.9, 0.8, 0.6], 100, 2)
+    whole, later = (predicted(LogitFilter(), sequence, skip=skip) for skip in (0, 60))
+    np.testing.assert_allclose(later.loss, whole.loss[60:], rtol=1e-12)
+    assert np.sum(later.counted) == np.sum(whole.trials[60:])
+
+
 def test_the_table_of_calibration_counts_every_tested_draft() -> None:
     sequence = drawn([0.9, 0.8, 0.6], 200, 4)
     told = predicted(LogitFilter(), sequence)

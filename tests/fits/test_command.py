@@ -97,6 +97,31 @@ def test_acceptance_is_fitted_and_foretold(log: Path) -> None:
     assert losses[1] < losses[0]
 
 
+def test_a_table_of_other_peoples_is_fitted_by_the_forms_that_it_can_feed(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    batch = rng.integers(1, 33, 300)
+    rows = "".join(f"{b},{(5.0 + 0.2 * b) * np.exp(0.02 * rng.standard_normal())}\n" for b in batch)
+    table = tmp_path / "steps.csv"
+    table.write_text(f"batch,latency\n{rows}3,nothing\n")
+    told = json.loads(run("fit", "cost", table, "--columns", "tokens=batch,ms=latency", "--form", "line", "--json"))
+    values = {parameter["name"]: parameter["value"] for parameter in told["parameters"]}
+    assert told["rows"] == 300
+    assert values["base"] == pytest.approx(5.0, rel=0.02)
+    assert values["per_token"] == pytest.approx(0.2, rel=0.02)
+    said = run("fit", "cost", table, "--columns", "tokens=batch,ms=latency", "--form", "work", expected=2)
+    assert "needs drafting, context, prefill" in " ".join(said.split())
+    said = run("compare", table, "--columns", "tokens:batch", expected=2)
+    assert "must be like tokens=batch,ms=latency_ms" in " ".join(said.split())
+
+
+def test_what_was_refused_is_named_with_its_file(log: Path, tmp_path: Path) -> None:
+    torn = tmp_path / "torn.jsonl"
+    torn.write_bytes(log.read_bytes()[:-40])
+    result = CliRunner().invoke(app, ["fit", "cost", str(torn), "--form", "line", "--json"])
+    assert result.exit_code == 0
+    assert "torn.jsonl: torn last line" in " ".join(result.stderr.split())
+
+
 def test_a_converted_log_gives_the_same_fit(log: Path, tmp_path: Path) -> None:
     out = tmp_path / "steps.parquet"
     run("convert", log, out)
