@@ -12,6 +12,7 @@ from akjax.controller import Batch, Controller, ControllerState, Observations, O
 from akjax.cost.model import AbstractCostModel
 from akjax.features import StepFeatures
 from akjax.learner import Covariance
+from akjax.one_kernel import compiled_for_cpu
 from akjax.packing import Layout
 
 
@@ -288,8 +289,7 @@ class _CompiledStep:
         signature = jax.ShapeDtypeStruct(self._flat.shape, self._flat.dtype, sharding=sharding)
         with jax.enable_x64(True):
             layout_out = self._layout_out = Layout(jax.eval_shape(step, example))
-            lowered = jax.jit(lambda flat: layout_out.pack(step(layout_in.unpack(flat)))).lower(signature)
-        self._call = lowered.compile()
+            self._call = compiled_for_cpu(lambda flat: layout_out.pack(step(layout_in.unpack(flat))), signature)
 
     def __call__(
         self,

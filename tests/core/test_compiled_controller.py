@@ -1,11 +1,13 @@
 """The controller as a serving process calls it: what it keeps, what it forgets, and that it never compiles again."""
 
 import logging
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jaxtyping import Array
 
 from akjax import (
     CODE,
@@ -14,6 +16,7 @@ from akjax import (
     RunningRates,
     StepFeatures,
     StepMeasures,
+    compiled_controller,
     default_controller,
     parse_table,
     predicted_ms,
@@ -21,6 +24,7 @@ from akjax import (
     reference_cost,
 )
 from akjax.cost import serving_cost
+from akjax.one_kernel import compiled_for_cpu
 
 COST = reference_cost(27.0, 0.635, 0.542, experts=64, top_k=4)
 DRAFT_LIMIT = 4
@@ -70,6 +74,22 @@ def test_serving_compiles_nothing(served: CompiledController, caplog: pytest.Log
         assert "ompil" not in caplog.text, caplog.text
         jax.jit(lambda x: x + 1)(jnp.ones(17))
         assert "Compiling" in caplog.text, "the log did not show a compilation either"
+
+
+@pytest.mark.parametrize("of_policy", [make, make_default], ids=["reference", "default"])
+def test_a_batchs_choice_is_one_kernel(
+    of_policy: Callable[[int], CompiledController], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[jax.stages.Compiled] = []
+
+    def recorded(function: Callable[[Array], Array], argument: jax.ShapeDtypeStruct) -> jax.stages.Compiled:
+        steps.append(compiled_for_cpu(function, argument))
+        return steps[-1]
+
+    monkeypatch.setattr(compiled_controller, "compiled_for_cpu", recorded)
+    of_policy(256)
+    kernels = [(step.as_text() or "").partition("\nENTRY")[2] for step in steps]
+    assert [(kernel.count(" call("), kernel.count("fusion(")) for kernel in kernels] == [(1, 0)] * 5
 
 
 def test_serving_needs_no_global_float64(served: CompiledController) -> None:
