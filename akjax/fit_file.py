@@ -32,7 +32,7 @@ class FittedParameter:
         name: in its form.
         unit: "1" if it has none.
         value: in that unit.
-        standard_error: in that unit; None for one on a bound or in none of the steps, whose error is not known.
+        standard_error: in that unit; None where it is not known: on a bound, in none of the steps, or from a table.
         determined: whether the steps said what it is.
     """
 
@@ -55,7 +55,7 @@ class FitFile:
         noise: relative standard deviation of a step's time about the model.
         error_percent: mean of |predicted - measured| / measured over the steps, in percent.
         rows: steps fitted.
-        logs: the files they came from.
+        logs: the files that they came from, or where the figures were published.
         findings: what the steps could not tell, a sentence each.
         created: Unix seconds.
         versions: of akjax and what it ran on.
@@ -115,7 +115,8 @@ def start_of(fit: FitFile, engine: Engine, *, runs: str = "") -> CostStart:
 
     The form is made for this engine, since its draft lengths and captured sizes may be others; parameters of the same
     name take the fit's value and covariance. One that only the model has starts as the form has it, as uncertain as
-    the form says; one that the fit found on a bound, or in none of its steps, is as uncertain again.
+    the form says; one that the fit found on a bound, or in none of its steps, is as uncertain again. Where it gives no
+    parameter an error, as figures from a table have none, there is no covariance.
 
     A form of akjax's own needs no leave. One of another module is code, and a file does not get to say which code runs.
 
@@ -152,7 +153,7 @@ def start_of(fit: FitFile, engine: Engine, *, runs: str = "") -> CostStart:
         covariance[np.ix_(sure, sure)] = np.asarray(fit.covariance)[np.ix_(places, places)]
         started = jax.tree.map(np.asarray, unravel(jnp.asarray(values)))
     unmatched = {parameter.name for parameter in parameters}.symmetric_difference(position)
-    return CostStart(started, covariance, tuple(sorted(unmatched)))
+    return CostStart(started, covariance if sure else None, tuple(sorted(unmatched)))
 
 
 def _check(fit: FitFile) -> None:

@@ -1,6 +1,8 @@
 """The cost forms by name, as settings and commands know them, and how a form of one's own joins them."""
 
 import importlib
+import itertools
+import math
 from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple, cast
 
@@ -13,6 +15,8 @@ from akjax.cost import (
     AbstractExpertUnion,
     Constant,
     Context,
+    CostTable,
+    DispersedPower,
     Drafting,
     ExpertReads,
     IndependentTokens,
@@ -21,10 +25,13 @@ from akjax.cost import (
     PerToken,
     PowerTokens,
     Prefill,
+    Residual,
+    Roofline,
     SplitPower,
     dense_cost,
     reference_cost,
     serving_cost,
+    small_network,
 )
 from akjax.features import StepFeatures
 
@@ -74,10 +81,13 @@ def _reads(union: Union) -> Form:
         model: AbstractCostModel = Constant(engine.base)
         if engine.routing is not None:
             model = model + ExpertReads(engine.per_expert, union(*engine.routing))
-        model = model + PerToken(engine.per_token)
-        return Padded(model, engine.sizes) if engine.sizes else model
+        return _padded(model + PerToken(engine.per_token), engine)
 
     return form
+
+
+def _padded(model: AbstractCostModel, engine: Engine) -> AbstractCostModel:
+    return Padded(model, engine.sizes) if engine.sizes else model
 
 
 def _reference(engine: Engine) -> AbstractCostModel:
@@ -98,6 +108,42 @@ def _work(engine: Engine) -> AbstractCostModel:
     )
 
 
+def _roofline(engine: Engine) -> AbstractCostModel:
+    """The base and the experts are read while the tokens are computed."""
+    reading: AbstractCostModel = Constant(engine.base)
+    if engine.routing is not None:
+        reading = reading + ExpertReads(engine.per_expert, PowerTokens(0.8, *engine.routing))
+    return _padded(Roofline(reading, PerToken(engine.per_token), 0.25), engine)
+
+
+def _table(engine: Engine) -> AbstractCostModel:
+    """A value of its own at each of some token counts, from where tokens that route independently have it."""
+    tokens = np.asarray(_knots(engine), np.float64)
+    ms = engine.base + engine.per_token * tokens
+    if engine.routing is not None:
+        experts, top_k = engine.routing
+        ms = ms - engine.per_expert * experts * np.expm1(tokens * math.log1p(-top_k / experts))
+    return _padded(CostTable(ms, tuple(tokens.tolist())), engine)
+
+
+def _knots(engine: Engine) -> list[int]:
+    """Token counts of the engine's steps, each at least a third above the one before: few teach more than one."""
+    requests = (2**power for power in range(7))
+    counts = engine.sizes or sorted(
+        {(1 + length) * each for length, each in itertools.product(engine.lengths, requests)}
+    )
+    knots = [counts[0]]
+    for count in counts:
+        if 3 * count >= 4 * knots[-1]:
+            knots.append(count)
+    return knots
+
+
+def _residual(engine: Engine) -> AbstractCostModel:
+    """`power`, and a small network for what it gets wrong: an example of a form for research."""
+    return Residual(FORMS["power"](engine), small_network())
+
+
 FORMS: Mapping[str, Form] = {
     "serving": lambda engine: serving_cost(**engine._asdict()),
     "reference": _reference,
@@ -105,6 +151,10 @@ FORMS: Mapping[str, Form] = {
     "independent": _reads(IndependentTokens),
     "power": _reads(lambda experts, top_k: PowerTokens(0.8, experts, top_k)),
     "split": _reads(lambda experts, top_k: SplitPower(0.9, 0.8, experts, top_k)),
+    "dispersion": _reads(lambda experts, top_k: DispersedPower(0.2, 0.95, experts, top_k)),
+    "roofline": _roofline,
+    "table": _table,
+    "residual": _residual,
     "work": _work,
 }
 """The forms that come with akjax. "serving" is what serving learns by default, "reference" the reference's."""

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -15,6 +15,7 @@ from rich.table import Table
 from akjax.acceptance import LogitFilter, RunningRates
 from akjax.fit_file import FitFile
 from akjax.forms import FORMS, Engine, check_features, form_named
+from akjax.presets import preset, preset_names
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -75,8 +76,7 @@ def fit_cost_command(
         if out is not None:
             _out.print(f"Written to {out}: serve with VLLM_ADAPTIVE_K_MODEL={out}", soft_wrap=True)
     if not fit.converged:
-        _log.print("The search has not converged: treat the parameters with care.", style="bold red")
-        raise typer.Exit(3)
+        _unconverged()
 
 
 @fit_app.command("acceptance")
@@ -170,12 +170,78 @@ def compare(
 
 
 @app.command()
-def show(fit: Annotated[Path, typer.Argument(help="A file that `akjax fit cost --out` wrote.")]) -> None:
-    """Show a fit: its parameters with their errors, what it was fitted on, and what it could not tell."""
-    from .fit_file import read_fit
+def report(
+    logs: Logs,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The page to write, ending in .html.")],
+    fit: Annotated[
+        str,
+        typer.Option(help="Report on this fit and make none: a file, or the name of one that comes with akjax."),
+    ] = "",
+    form: FormName = "serving",
+    as_json: AsJson = False,
+) -> None:
+    """Write a page about logs: costs, errors, experts, acceptance, k and goodput, in pictures and tables.
 
+    It is one HTML file that needs nothing beside it. A fit of a form of your own is read only where --form names it.
+    """
     with _refusals():
-        _print_fit(read_fit(fit))
+        if out.suffix != ".html" or not out.parent.is_dir():
+            raise ValueError(f"the page to write must end in .html and be in a folder that there is, given {out}")
+        with _working("Loading"):
+            from .cost import fit_cost
+            from .fit_file import fit_file_of
+            from .reading import cost_steps, engine_of
+            from .report import report_of
+            from .report_cost import fitted_before, fitted_here
+            from .report_page import page_of, sections_of, write_page
+
+        log = _log_of(logs)
+        steps, engine = cost_steps(log), engine_of(log)
+        ms: Any = steps.ms
+        fitted, converged = None, True
+        if fit:
+            fitted = fitted_before(_fit_named(fit), fit, engine, runs=form)
+        elif len(ms):
+            with _working(f"Fitting {form} to {len(ms):,} steps"):
+                made = fit_cost(form_named(form)(engine), steps.features, ms)
+            fitted = fitted_here(made, fit_file_of(made, form, engine, steps.features, ms, logs))
+            converged = made.converged
+        with _working("Counting") as say:
+            numbers = report_of(log, steps, engine, fitted)
+            say("Drawing")
+            sections = sections_of(numbers)
+            size = write_page(out, page_of(numbers, sections))
+    lacking = {section.title: section.lacking for section in sections if section.lacking}
+    if as_json:
+        figures = [section.title for section in sections if section.figure]
+        told = {"steps": numbers.rows, "steps_with_times": numbers.steps, "error_percent": numbers.error_percent}
+        written = {"written": str(out), "bytes": size, "figures": figures, "lacking": lacking}
+        _print_json(written | told | {"converged": converged})
+    else:
+        for title, why in lacking.items():
+            _out.print(f"{title}: {why}", soft_wrap=True)
+        _out.print(f"Written to {out}, {size / 1e6:.1f} MB", soft_wrap=True)
+    if not converged:
+        _unconverged()
+
+
+@app.command()
+def show(
+    fit: Annotated[
+        str,
+        typer.Argument(help="A file that `akjax fit cost --out` wrote, or the name of one that comes with akjax."),
+    ] = "",
+) -> None:
+    """Show a fit: its parameters with their errors, what it was fitted on, and what it could not tell.
+
+    Without a fit, list those that come with akjax.
+    """
+    with _refusals():
+        if fit:
+            _print_fit(_fit_named(fit))
+            return
+        for name in preset_names():
+            _out.print(f"{name}: {', '.join(preset(name).logs)}", soft_wrap=True)
 
 
 @app.command()
@@ -189,23 +255,39 @@ def convert(logs: Logs, out: Annotated[Path, typer.Argument(help="The file to wr
 
 def _cost_steps(logs: Sequence[str], columns: str) -> tuple[Any, Any, tuple[str, ...], Engine]:
     """The features, their times, the names of the features that are told, and what is known of the engine."""
-    from .reading import cost_steps, engine_of, read_log, read_table
+    from .reading import cost_steps, engine_of, read_table
 
-    with _working("Reading"):
-        if columns:
-            if len(logs) != 1:
-                raise ValueError(f"--columns is for one table, given {', '.join(logs)}")
+    if columns:
+        if len(logs) != 1:
+            raise ValueError(f"--columns is for one table, given {', '.join(logs)}")
+        with _working("Reading"):
             steps, engine = read_table(logs[0], _mapping(columns)), Engine()
-        else:
-            log = read_log(logs)
-            for refused in log.refusals:
-                _log.print(str(refused), soft_wrap=True)
-            steps, engine = cost_steps(log), engine_of(log)
+    else:
+        log = _log_of(logs)
+        steps, engine = cost_steps(log), engine_of(log)
     for reason, count in steps.left_out.items():
         _log.print(f"{count:,} {'row' if count == 1 else 'rows'} left out: {reason}")
     if not len(steps.ms):
         raise ValueError(f"no step in {', '.join(logs)} has a time of its own, so there is nothing to fit")
     return steps.features, steps.ms, steps.told, engine
+
+
+def _log_of(logs: Sequence[str]) -> Any:
+    """The log; says what was refused in reading it."""
+    from .reading import read_log
+
+    with _working("Reading"):
+        log = read_log(logs)
+    for refused in log.refusals:
+        _log.print(str(refused), soft_wrap=True)
+    return log
+
+
+def _fit_named(name: str) -> FitFile:
+    """A fit from its file, or by its name one that comes with akjax."""
+    from .fit_file import read_fit
+
+    return read_fit(Path(name)) if Path(name).exists() else preset(name)
 
 
 def _mapping(columns: str) -> dict[str, str]:
@@ -234,6 +316,12 @@ def _working(what: str) -> Iterator[Any]:
         yield lambda text: progress.update(task, description=text)
 
 
+def _unconverged() -> NoReturn:
+    """Says so; the command ends with 3."""
+    _log.print("The search has not converged: treat the parameters with care.", style="bold red")
+    raise typer.Exit(3)
+
+
 def _table(*columns: str, title: str | None = None) -> Table:
     table = Table(title=title, title_justify="left")
     for number, column in enumerate(columns):
@@ -244,15 +332,16 @@ def _table(*columns: str, title: str | None = None) -> Table:
 def _print_fit(fit: FitFile) -> None:
     table = _table("parameter", "value", "standard error", "unit", "determined", title=f"Cost model of form {fit.form}")
     for each in fit.parameters:
-        error = "on a bound" if each.standard_error is None else f"{each.standard_error:.2g}"
+        error = "not known" if each.standard_error is None else f"{each.standard_error:.2g}"
         unit = "" if each.unit == "1" else each.unit
         table.add_row(each.name, f"{each.value:.5g}", error, unit, "yes" if each.determined else "no")
     _out.print(table)
-    _out.print(
-        f"{fit.rows:,} steps; mean error {fit.error_percent:.2f}%, noise of a step {100 * fit.noise:.2f}%."
-        f" From {', '.join(fit.logs) or 'unnamed steps'}.",
-        soft_wrap=True,
-    )
+    if fit.rows:
+        _out.print(
+            f"{fit.rows:,} steps; mean error {fit.error_percent:.2f}%, noise of a step {100 * fit.noise:.2f}%.",
+            soft_wrap=True,
+        )
+    _out.print(f"From {', '.join(fit.logs) or 'unnamed steps'}.", soft_wrap=True)
     for finding in fit.findings:
         _out.print(f"- {finding}", soft_wrap=True)
 

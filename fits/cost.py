@@ -23,15 +23,16 @@ from .loss import (
     relative_residuals,
     robust_log_scale,
     robust_loss,
-    robust_score,
     slopes_of,
     square_scale,
     weighted_mean,
 )
-from .search import Coordinates, coordinates_of, minimised, scattered
+from .search import Coordinates, Local, coordinates_of, descended, minimised, scattered
 
 # Rows that the first searches go by, drawn at random, and how far each of them is taken.
 _SCOUT_ROWS, _SCOUT_ITERATIONS, _SCOUT_TOLERANCE = 2048, 60, 1e-5
+# Rows that the curvature is taken from, drawn at random: so many say it to half a percent.
+_SAMPLE_ROWS = 65536
 # A residual of so many of the noise's standard deviations is an outlier: of a thousand normal ones, none is.
 _OUTLIER = 5.0
 
@@ -132,13 +133,14 @@ def fit_cost(
     with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
         features = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), steps)
         model = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), start)
-        whole = _Objective(model, features, measured, counts, coordinates, loss == "robust", priors)
-        some = _some_rows(counts)
-        few = jax.tree.map(lambda leaf: leaf[some] if leaf.ndim else leaf, features)
-        begin, scouted = _scout(
-            _Objective(model, few, measured[some], counts[some], coordinates, loss == "robust", priors), searches
-        )
-        polished = _polish(whole, begin, max_iterations, tolerance)
+
+        def objective(rows: np.ndarray | slice) -> _Objective:
+            some = jax.tree.map(lambda leaf: leaf[rows] if leaf.ndim else leaf, features)
+            return _Objective(model, some, measured[rows], counts[rows], coordinates, loss == "robust", priors)
+
+        begin, scouted = _scout(objective(_some_rows(counts, _SCOUT_ROWS)), searches)
+        sample = objective(_some_rows(counts, _SAMPLE_ROWS))
+        polished = _polish(objective(slice(None)), sample, begin, max_iterations, tolerance)
         natural, fitted, iterations, slope, slopes, summary = jax.tree.map(np.asarray, polished)
     noise, relative_error, outliers = summary
     hessian, squares, units = slopes
@@ -173,12 +175,12 @@ def _check_steps(steps: StepFeatures, measured: Float[np.ndarray, "..."], weight
         raise ValueError(f"weights must be one for each step, none negative and not all 0, given {weights}")
 
 
-def _some_rows(weights: Float[np.ndarray, " steps"]) -> np.ndarray:
-    """As many whatever the weights, so that the searches are compiled once."""
-    if len(weights) <= _SCOUT_ROWS:
+def _some_rows(weights: Float[np.ndarray, " steps"], most: int) -> np.ndarray:
+    """As many whatever the weights, so that all is compiled once."""
+    if len(weights) <= most:
         return np.arange(len(weights))
     counting = np.flatnonzero(weights)
-    return np.random.default_rng(0).choice(counting, _SCOUT_ROWS, replace=len(counting) < _SCOUT_ROWS)
+    return counting[np.random.default_rng(0).choice(len(counting), most, replace=len(counting) < most, shuffle=False)]
 
 
 class _Objective(eqx.Module):
@@ -223,15 +225,17 @@ class _Objective(eqx.Module):
         spreads = np.asarray([np.sqrt(p.variance) if p.spread is None else p.spread for p in parameters])
         held = np.asarray([self.robust and self.priors and not parameter.is_time for parameter in parameters])
         natural = self.coordinates.natural(x[: len(start)])
-        ratio = jnp.where(positive, jnp.maximum(natural, 1e-300) / start, 1.0)
+        # One that need not be positive may start at 0.
+        ratio = jnp.where(positive, jnp.maximum(natural, 1e-300) / jnp.where(positive, start, 1.0), 1.0)
         return jnp.asarray(np.where(held, 1.0 / spreads, 0.0)) * jnp.where(positive, jnp.log(ratio), natural - start)
 
+    def each(self, residuals: Float[Array, "*steps"], log_scale: Float[Array, ""]) -> Float[Array, "*steps"]:
+        """Each step's own loss."""
+        return robust_loss(residuals, log_scale) if self.robust else residuals**2
+
     def __call__(self, x: Float[Array, " q"]) -> Float[Array, ""]:
-        residuals = self.residuals(x)
-        if self.robust:
-            prior = 0.5 * jnp.sum(self.strains(x) ** 2) / jnp.sum(self.weights)
-            return robust_loss(residuals, x[-1], self.weights) + prior
-        return weighted_mean(residuals**2, self.weights)
+        prior = 0.5 * jnp.sum(self.strains(x) ** 2) / jnp.sum(self.weights)
+        return weighted_mean(self.each(self.residuals(x), x[-1]), self.weights) + prior
 
     def begin(self, natural: Float[Array, " p"]) -> Float[Array, " q"]:
         """The coordinates of parameters, and of the scale that suits them."""
@@ -240,8 +244,12 @@ class _Objective(eqx.Module):
             return free
         return jnp.append(free, robust_log_scale(self.residuals(jnp.append(free, 0.0)), self.weights))
 
-    def curvature(self, x: Float[Array, " q"]) -> Float[Array, "q q"]:
-        """About the loss's own, and never negative: Gauss and Newton's, or what t's scores have for information."""
+    def local(self, x: Float[Array, " q"]) -> Local:
+        """The loss about a place, exactly."""
+        return Local(*jax.value_and_grad(self)(x), self.hessian(x))
+
+    def information(self, x: Float[Array, " q"]) -> Float[Array, "q q"]:
+        """The curvature that the loss is expected to have: next to that of a minimum, and positive everywhere."""
         slopes = slopes_of(self.residuals, x)[:, : len(self.start)]
         squares = slopes.T @ (self.weights[:, None] * slopes) / jnp.sum(self.weights)
         if not self.robust:
@@ -250,14 +258,13 @@ class _Objective(eqx.Module):
         squares = squares + self.prior_curvature(x)[: len(self.start), : len(self.start)] / jnp.sum(self.weights)
         return jax.scipy.linalg.block_diag(squares, jnp.full((1, 1), 2.0 * FREEDOM / (FREEDOM + 3.0)))
 
-    def scores(self, x: Float[Array, " q"]) -> Float[Array, "steps q"]:
-        """The slope of each step's own loss."""
-        residuals, slopes = self.residuals(x), slopes_of(self.residuals, x)[:, : len(self.start)]
-        if not self.robust:
-            return 2.0 * residuals[:, None] * slopes
-        score = robust_score(residuals, x[-1])
-        of_scale = (1.0 - score * residuals) * jnp.exp(2.0 * x[-1]) / square_scale(x[-1])
-        return jnp.concatenate([score[:, None] * slopes, of_scale[:, None]], axis=1)
+    def squares(self, x: Float[Array, " q"]) -> Float[Array, "q q"]:
+        """The outer products of each step's slopes with themselves, summed, and what to expect of the priors'."""
+        residuals, slopes = self.residuals(x), slopes_of(self.residuals, x)
+        by_residual, by_scale = jax.vmap(jax.grad(self.each, (0, 1)), (0, None))(residuals, x[-1])
+        is_scale = np.arange(len(x)) == len(self.start)
+        scores = by_residual[:, None] * slopes + jnp.outer(by_scale, is_scale)
+        return scores.T @ (self.weights[:, None] ** 2 * scores) + self.prior_curvature(x)
 
     def prior_curvature(self, x: Float[Array, " q"]) -> Float[Array, "q q"]:
         """About that of the summed loss's priors, and what their slopes' squares are expected to be."""
@@ -283,7 +290,7 @@ def _scout(objective: _Objective, searches: int) -> tuple[Float[Array, " q"], An
 
     def search(natural: Float[Array, " p"]) -> tuple[Float[Array, ""], Float[Array, " q"], Any]:
         x = objective.begin(natural)
-        found = minimised(objective, x, objective.curvature(x), _SCOUT_ITERATIONS, _SCOUT_TOLERANCE)
+        found = minimised(objective, x, objective.information(x), _SCOUT_ITERATIONS, _SCOUT_TOLERANCE)
         value = objective(found.at)
         return jnp.where(jnp.isfinite(value), value, jnp.inf), found.at, found.iterations
 
@@ -291,44 +298,43 @@ def _scout(objective: _Objective, searches: int) -> tuple[Float[Array, " q"], An
     best = ends[jnp.argmin(losses)]
     # A parameter that ended next to a bound has no slope there: the next search begins with it a little inside.
     inside = coordinates.free(coordinates.natural(best[: len(values)]))
+    # One that no step has to do with is where the search was scattered to: it goes back to the start.
+    unseen = jnp.all(slopes_of(objective.residuals, best)[:, : len(values)] == 0, axis=0)
+    inside = jnp.where(unseen, coordinates.free(values), inside)
     return best.at[: len(values)].set(inside), jnp.max(iterations)
 
 
 @eqx.filter_jit
-def _polish(objective: _Objective, begin: Float[Array, " q"], max_iterations: int, tolerance: float) -> tuple[Any, ...]:
-    """The minimum from there.
+def _polish(
+    whole: _Objective, sample: _Objective, begin: Float[Array, " q"], max_iterations: int, tolerance: float
+) -> tuple[Any, ...]:
+    """The minimum from there: of a sample of the steps first, whose curvature then leads to that of all.
 
     Returns:
         Its parameters; the model with them; the iterations and the slope that was left; what `covariance_of` needs; and
         the noise, the relative error and which steps are outliers.
     """
-    found = minimised(objective, begin, objective.curvature(begin), max_iterations, tolerance)
-    hessian = objective.hessian(found.at)
-    step = jnp.linalg.solve(hessian, jax.grad(objective)(found.at))
-    newton = found.at - step
-    better = jnp.all(jnp.isfinite(newton)) & (found.slope <= tolerance) & (objective(newton) <= objective(found.at))
-    found = found._replace(at=jnp.where(better, newton, found.at))
+    near, curved = descended(sample.local, begin, max_iterations, tolerance)
+    gradient = jax.value_and_grad(whole)
+    found, _ = descended(lambda x: Local(*gradient(x), curved.curvature), near.at, max_iterations, tolerance)
 
-    x, coordinates, weights = found.at, objective.coordinates, objective.weights
-    free = x[: len(objective.start)]
-    scores = objective.scores(x)
+    x, coordinates, weights = found.at, whole.coordinates, whole.weights
+    free = x[: len(whole.start)]
     units = jax.grad(lambda free: jnp.sum(coordinates.natural(free)))(free)
-    relative = relative_residuals(objective.predicted(x), objective.ms)
+    relative = relative_residuals(whole.predicted(x), whole.ms)
     relative_error = jnp.sqrt(weighted_mean(relative**2, weights))
-    if objective.robust:
+    if whole.robust:
         noise = jnp.sqrt(square_scale(x[-1])) / SCALE_OF_NORMAL
-        outliers = (weights > 0) & (jnp.abs(objective.residuals(x)) > _OUTLIER * noise)
+        outliers = (weights > 0) & (jnp.abs(whole.residuals(x)) > _OUTLIER * noise)
     else:
         noise, outliers = relative_error, jnp.zeros_like(weights, bool)
-    certainty = (
-        hessian * jnp.sum(weights),
-        scores.T @ (weights[:, None] ** 2 * scores) + objective.prior_curvature(x),
-        units,
-    )
+    total = jnp.sum(weights)
+    share = total / jnp.sum(sample.weights)
+    certainty = (curved.curvature * total, sample.squares(x) * share, units)
     return (
         coordinates.natural(free),
-        objective.fitted(x),
-        found.iterations,
+        whole.fitted(x),
+        near.iterations + found.iterations,
         found.slope,
         certainty,
         (noise, relative_error, outliers),

@@ -35,32 +35,23 @@ def weighted_mean(values: Float[Array, " steps"], weights: Float[Array, " steps"
     return jnp.sum(jnp.where(weights > 0, weights * values, 0.0)) / jnp.sum(weights)
 
 
-def robust_loss(
-    residuals: Float[Array, " steps"], log_scale: Float[Array, ""], weights: Float[Array, " steps"]
-) -> Float[Array, ""]:
-    """Mean negative log-likelihood of residuals under Student's t, up to a constant (Lange, Little & Taylor, J.
+def robust_loss(residuals: Float[Array, "*steps"], log_scale: Float[Array, ""]) -> Float[Array, "*steps"]:
+    """Of each residual the negative log-likelihood under Student's t, up to a constant (Lange, Little & Taylor, J.
     American Statistical Association 84, 1989).
 
-    In the parameters it has the minimum of scipy's "cauchy" loss with `f_scale` of the scale times the root of 4.
+    In the parameters its sum has the minimum of scipy's "cauchy" loss with `f_scale` of the scale times the root of 4.
 
     Args:
         residuals: of the logarithms of the times.
         log_scale: logarithm of t's scale, which is fitted too: about the relative noise of a step.
-        weights: of the steps.
     """
     square = square_scale(log_scale)
-    z = residuals / jnp.sqrt(square)
-    return 0.5 * jnp.log(square) + (FREEDOM + 1.0) / 2.0 * weighted_mean(jnp.log1p(z**2 / FREEDOM), weights)
+    return 0.5 * jnp.log(square) + (FREEDOM + 1.0) / 2.0 * jnp.log1p(residuals**2 / (FREEDOM * square))
 
 
 def square_scale(log_scale: Float[Array, ""]) -> Float[Array, ""]:
     """t's scale, squared; a millionth is added, or steps without any noise would have a likelihood without bound."""
     return jnp.exp(2.0 * log_scale) + _LEAST_SCALE**2
-
-
-def robust_score(residuals: Float[Array, " steps"], log_scale: Float[Array, ""]) -> Float[Array, " steps"]:
-    """What each step adds to the slope of the summed loss, for each unit that its residual rises."""
-    return (FREEDOM + 1.0) * residuals / (FREEDOM * square_scale(log_scale) + residuals**2)
 
 
 def robust_log_scale(residuals: Float[Array, " steps"], weights: Float[Array, " steps"]) -> Float[Array, ""]:

@@ -22,6 +22,11 @@ _SMALL, _AT_ZERO = 0.02, 0.1
 # What is added to a curvature's diagonal, as a share of its mean: a direction that the steps say next to nothing about
 # is not worth a step of thousands.
 _RIDGE = 1e-4
+# The damping of Newton's method to begin with, as a share of the curvature, what a step that was taken and one that was
+# not make of it, and the damping at which no step is left that would help.
+_DAMPING, _TAKEN, _REFUSED, _MOST_DAMPING = 1e-3, 0.1, 10.0, 1e10
+# The share of a loss that is rounding, and that of the first curvature below which there is none.
+_ROUNDING, _FLAT = 1e-13, 1e-10
 
 Loss = Callable[[Float[Array, " p"]], Float[Array, ""]]
 
@@ -117,26 +122,32 @@ class Found(NamedTuple):
     slope: Float[Array, ""]
 
 
+class Local(NamedTuple):
+    """A loss about one place: its value, its gradient, and about its curvature."""
+
+    value: Float[Array, ""]
+    gradient: Float[Array, " p"]
+    curvature: Float[Array, "p p"]
+
+
 def minimised(
     loss: Loss, start: Float[Array, " p"], curvature: Float[Array, "p p"], max_iterations: int, tolerance: float
 ) -> Found:
     """The minimum of a loss, by L-BFGS with exact gradients (Nocedal & Wright, Numerical Optimization, 2006, ch. 7).
 
+    Finds its way from afar; from nearby `descended` takes far fewer looks at the steps.
+
     Args:
         loss: to minimise.
         start: where to begin.
-        curvature: about that of the loss, positive but for rounding. The search goes by coordinates in which it is 1 in
+        curvature: about that of the loss. The search goes by coordinates in which it is 1 in
             every direction, without which parameters that mean nearly the same take thousands of iterations.
         max_iterations: after which to give up.
         tolerance: of the gradient's largest element.
     """
-    size = curvature.shape[0]
-    scale = jnp.sqrt(jnp.maximum(jnp.diag(curvature), 1e-300))
-    normal = curvature / jnp.outer(scale, scale) + _RIDGE * size * jnp.eye(size)
-    # normal = L @ L.T, so in z with x = start + D**-1 @ L**-T @ z it is the identity.
-    lower = jnp.linalg.cholesky(normal)
-    whiten = jax.scipy.linalg.solve_triangular(lower, jnp.eye(size), lower=True).T / scale[:, None]
+    whiten = _whitening(curvature)
 
+    @jax.jit  # traced once, however often the solver asks
     def whitened(z: Float[Array, " p"]) -> Float[Array, ""]:
         return loss(start + whiten @ z)
 
@@ -159,3 +170,63 @@ def minimised(
         go_on, iterate, (z, solver.init(z), jnp.full_like(z, jnp.inf), jnp.asarray(0))
     )
     return Found(start + whiten @ z, iterations, jnp.max(jnp.abs(gradient)))
+
+
+def descended(
+    local: Callable[[Float[Array, " p"]], Local],
+    start: Float[Array, " p"],
+    max_iterations: Any,
+    tolerance: Any,
+) -> tuple[Found, Local]:
+    """The minimum of a loss from nearby, and the loss there, by Newton's method, damped where a step is no use
+    (Nocedal & Wright, ch. 10).
+
+    Args:
+        local: the loss about a place. The nearer its curvature, the fewer iterations.
+        start: where to begin.
+        max_iterations: after which to give up, the refused ones included.
+        tolerance: of the gradient's largest element, in coordinates in which the loss curves by 1.
+    """
+
+    def go_on(carry: Any) -> Any:
+        _, damping, iterations, slope, *_ = carry
+        return (slope > tolerance) & (iterations <= max_iterations) & (damping < _MOST_DAMPING)
+
+    def iterate(carry: Any) -> Any:
+        tried, damping, iterations, _, at, here, least = carry
+        # Here alone, since whatever is written twice is compiled twice.
+        there = local(tried)
+        taken = there.value <= here.value + _ROUNDING * jnp.abs(here.value)
+        at, here = jax.tree.map(lambda new, old: jnp.where(taken, new, old), (tried, there), (at, here))
+        damping = damping * jnp.where(taken, _TAKEN, _REFUSED)
+        # Where a parameter nears its bound the loss gets flat: flatter than this is flat.
+        least = jnp.where(iterations == 0, _FLAT * jnp.abs(jnp.diag(here.curvature)), least)
+        units, sizes, axes = _axes(here.curvature, least)
+        along = axes.T @ (units * here.gradient)
+        # Where the loss curves downwards the way is down, and as far as if it curved upwards.
+        step = units * (axes @ (along / (sizes + damping)))
+        slope = jnp.max(jnp.abs(along) / jnp.sqrt(sizes + _RIDGE * len(sizes)))
+        return at - step, damping, iterations + 1, slope, at, here, least
+
+    nowhere = Local(jnp.asarray(jnp.finfo(jnp.float64).max), jnp.zeros_like(start), jnp.eye(len(start)))
+    begin = (start, jnp.asarray(_DAMPING), jnp.asarray(0), jnp.asarray(jnp.inf), start, nowhere, jnp.zeros_like(start))
+    _, _, looks, slope, at, here, _ = jax.lax.while_loop(go_on, iterate, begin)
+    return Found(at, looks - 1, slope), here
+
+
+def _whitening(curvature: Float[Array, "p p"]) -> Float[Array, "p p"]:
+    """What takes coordinates in which the loss curves by about 1 in every direction to those of the curvature."""
+    units, sizes, axes = _axes(curvature)
+    return axes * jnp.outer(units, 1.0 / jnp.sqrt(sizes + _RIDGE * len(sizes)))
+
+
+def _axes(curvature: Float[Array, "p p"], least: Float[Array, " p"] | float = 0.0) -> tuple[Array, Array, Array]:
+    """Units of the coordinates in which the curvature's diagonal is 1; and of the curvature in those, the sizes along
+    its axes, whatever their signs, and the axes, a column each.
+
+    A diagonal below `least` counts as that. Where it is nothing the unit is 0, so that no step goes there.
+    """
+    diagonal = jnp.maximum(jnp.abs(jnp.diag(curvature)), least)
+    units = jnp.where(diagonal > 1e-200, 1.0 / jnp.sqrt(jnp.maximum(diagonal, 1e-200)), 0.0)
+    sizes, axes = jnp.linalg.eigh(curvature * jnp.outer(units, units))
+    return units, jnp.abs(sizes), axes

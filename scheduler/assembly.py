@@ -71,10 +71,11 @@ def assemble(vllm_config: VllmConfig, lookup: Sequence[int] | None, log: Callabl
     rules: dict[PolicyName, Controller] = {
         policy: controller_of(policy, settings, draft_limit, levels) for policy in policies
     }
+    # A fit's parameters are JAX's work already.
+    keep_to_cpu()
     starts = {policy: cost_start(policy, settings, routing, levels, sizes) for policy in rules}
     if unmatched := starts[settings.policy].unmatched:
         log(f"only one of the fit and this engine's cost model has {', '.join(unmatched)}: no start from the fit there")
-    keep_to_cpu()
     controllers: dict[PolicyName, CompiledController] = {
         policy: CompiledController(
             rules[policy],

@@ -13,6 +13,7 @@ from akjax.controller import CodeMode
 from akjax.cost import CostTable, parse_table
 from akjax.fit_file import MOST_BYTES, FitFile, decoded_fit
 from akjax.forms import form_named
+from akjax.presets import preset, preset_names
 
 from .control_file import PolicyName
 
@@ -30,10 +31,12 @@ class SettingsError(ValueError):
 def _parse_model(value: object) -> tuple[float, float, float] | FitFile:
     expected = (
         "three numbers of at least 0: ms, ms per expert, ms per token, such as 27.0,0.635,0.542, or the path of a fit"
-        " that ends in .json"
+        f" that ends in .json, or the name of one that comes with akjax: {', '.join(preset_names())}"
     )
     if isinstance(value, str) and value.endswith(".json"):
         return _read_fit(Path(value))
+    if value in preset_names():
+        return preset(str(value))
     parts = value.split(",") if isinstance(value, str) else value
     try:
         if not isinstance(parts, list | tuple):
@@ -102,7 +105,8 @@ class Settings(BaseSettings):
     online: bool = Field(True, description="1 for the learned cost model, 0 for the fixed table COST_MS")
     model: Annotated[tuple[float, float, float] | FitFile, NoDecode, BeforeValidator(_parse_model)] = Field(
         (27.0, 0.635, 0.542),
-        description="start of the cost model: ms, ms per expert, ms per token; or the path of a fit, ending in .json",
+        description="start of the cost model: ms, ms per expert, ms per token; or the path of a fit, ending in .json,"
+        " or a name",
     )
     form: Annotated[str, BeforeValidator(_parse_form)] = Field(
         "",

@@ -134,14 +134,14 @@ class DecodeSteps(NamedTuple):
         return StepFeatures(tokens=tokens, requests=tokens, context=self.context)
 
 
-def qwen_steps(folder: Path) -> DecodeSteps:
-    """The steps of the run on one GPU whose neighbours are pure decodes of the same batch.
+def decode_steps(folder: Path, model: str, table: str) -> DecodeSteps:
+    """The steps of a model's run on one GPU whose neighbours are pure decodes of the same batch.
 
     A step next to another kind of step is not timed alone: the engine schedules ahead of the one that runs.
     """
     with (folder / "runs.csv").open() as file:
-        (run,) = [row["run_id"] for row in csv.DictReader(file) if "Qwen3.6" in row["model"] and row["tp"] == "1"]
-    with (folder / "qwen36_moe.csv").open() as file:
+        (run,) = [row["run_id"] for row in csv.DictReader(file) if row["model"] == model and row["tp"] == "1"]
+    with (folder / table).open() as file:
         rows = [row for row in csv.DictReader(file) if row["run_id"] == run]
 
     def kind(row: dict[str, str]) -> tuple[str, str]:
@@ -230,7 +230,7 @@ def by_size(steps: DecodeSteps, predicted: Float[np.ndarray, " steps"]) -> dict[
 
 def of_qwen(folder: Path) -> dict[str, Any]:
     """Errors at batch sizes left out, by form and size, and the errors of each size's own median."""
-    steps = qwen_steps(folder)
+    steps = decode_steps(folder, "Qwen3.6-35B-A3B", "qwen36_moe.csv")
     all_sizes = [int(size) for size in np.unique(steps.requests)]
     say(f"{len(steps.ms):,} decode steps of {len(all_sizes)} batch sizes")
     # Folds with the same captured sizes are fitted together.

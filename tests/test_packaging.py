@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -31,6 +32,15 @@ def test_a_wheel_ships_every_module_and_imports(tmp_path: Path) -> None:
     }
     assert shipped == expected
     assert (installed / "akjax" / "py.typed").exists()
+    fits = {path.name for path in (ROOT / "akjax" / "preset_fits").iterdir()}
+    assert {path.name for path in (installed / "akjax" / "preset_fits").iterdir()} == fits
+
+    sdist = "import setuptools.build_meta as build; print(build.build_sdist('..'))"
+    done = subprocess.run([sys.executable, "-c", sdist], cwd=sources, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (source,) = tmp_path.glob("akjax-*.tar.gz")
+    with tarfile.open(source) as archive:
+        assert fits <= {Path(name).name for name in archive.getnames() if "/akjax/preset_fits/" in name}
 
     check = f"import sys; sys.path.insert(0, {str(installed)!r}); import akjax.fits; print(akjax.fits.__file__)"
     done = subprocess.run([sys.executable, "-I", "-c", check], capture_output=True, text=True, check=False)

@@ -16,6 +16,8 @@ from akjax.cost.model import FLOOR_MS, AbstractCostModel, Sum, predicted_ms
 from akjax.cost.padded import Padded, Unfilled
 from akjax.cost.paths import OwnPath
 from akjax.cost.reference import dense_cost, reference_cost
+from akjax.cost.residual import Residual, small_network
+from akjax.cost.roofline import Roofline, smooth_maximum
 from akjax.cost.serving import UNEVEN, serving_cost
 from akjax.cost.table import CostTable, parse_table, table_from_points
 from akjax.cost.work import Context, Drafting, PerRequest, Prefill
@@ -41,6 +43,8 @@ __all__ = [
     "PerToken",
     "PowerTokens",
     "Prefill",
+    "Residual",
+    "Roofline",
     "SplitPower",
     "Sum",
     "Unfilled",
@@ -49,5 +53,7 @@ __all__ = [
     "predicted_ms",
     "reference_cost",
     "serving_cost",
+    "small_network",
+    "smooth_maximum",
     "table_from_points",
 ]

@@ -50,9 +50,12 @@ class CostTable(AbstractCostModel):
 
     def parameters(self) -> tuple[Parameter, ...]:
         """One for each point, each as uncertain as a constant cost."""
-        return tuple(
-            Parameter(f"ms_at_{tokens:g}_{point}", "ms", variance=25.0) for point, tokens in enumerate(self.tokens)
+        # By its token count alone where it can be, so that a fit finds the same point in another table.
+        names = (
+            f"ms_at_{tokens:.12g}" + (f"_{point}" if self.tokens.count(tokens) > 1 else "")
+            for point, tokens in enumerate(self.tokens)
         )
+        return tuple(Parameter(name, "ms", variance=25.0) for name in names)
 
 
 def table_from_points(points: Iterable[tuple[float, float]]) -> CostTable:

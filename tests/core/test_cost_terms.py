@@ -18,6 +18,7 @@ from akjax import (
     ByDraftLength,
     Constant,
     Context,
+    CostTable,
     DiverseTokens,
     Drafting,
     ExpertReads,
@@ -28,6 +29,7 @@ from akjax import (
     PerToken,
     PowerTokens,
     Prefill,
+    Roofline,
     SplitPower,
     StepFeatures,
     prior_belief,
@@ -85,6 +87,14 @@ FORMS: dict[str, tuple[AbstractCostModel, dict[str, float]]] = {
     "split_power": (
         ExpertReads(0.6, SplitPower(0.9, 0.8, 128, 6)),
         {"per_expert": 0.6, "gamma_requests": 0.9, "gamma_per_request": 0.8},
+    ),
+    "roofline": (
+        Roofline(Constant(27.0), PerToken(2.0), 0.3),
+        {"base": 27.0, "per_token": 2.0, "softness": 0.3},
+    ),
+    "table": (
+        CostTable(np.asarray([8.0, 9.5, 12.0]), (1.0, 4.0, 16.0)),
+        {"ms_at_1": 8.0, "ms_at_4": 9.5, "ms_at_16": 12.0},
     ),
     "serving": (
         serving_cost(20.0, 0.5, 0.4, lengths=(0, 2), experts=288, top_k=8, sizes=(1, 2, 4, 8, 16)),

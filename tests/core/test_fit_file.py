@@ -91,6 +91,14 @@ def test_what_the_fit_found_to_be_nothing_starts_just_above_it_and_unsure() -> N
     RatioGate().init(start.model, start.covariance)
 
 
+def test_figures_without_errors_start_as_sure_as_their_form() -> None:
+    fit = fit_of()
+    published = [dataclasses.replace(p, standard_error=None) for p in fit.parameters]
+    start = start_of(dataclasses.replace(fit, parameters=published), ENGINE)
+    np.testing.assert_array_equal(values_of(start.model), [p.value for p in fit.parameters])
+    assert start.covariance is None
+
+
 def test_a_learner_is_as_sure_as_the_fit_but_of_the_speed() -> None:
     start = start_of(fit_of(), ENGINE)
     state = InnovationGate().init(start.model, start.covariance)

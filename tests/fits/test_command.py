@@ -76,6 +76,18 @@ def test_a_fit_is_written_shown_and_can_be_started_from(log: Path, tmp_path: Pat
     assert start_of(fit, Engine(lengths=(0, 1, 2, 4), experts=64, top_k=6)).unmatched == ()
 
 
+def test_fits_that_come_with_akjax_are_listed_and_shown_by_name() -> None:
+    said = " ".join(run("show").split())
+    assert "default: the reference algorithm's coefficients" in said
+    assert "gpt-oss-120b-gb10: github.com/ggml-org/llama.cpp" in said
+    said = run("show", "llama-8b-eagle")
+    assert "per_draft" in said
+    assert "20 steps; mean error" in said
+    said = run("show", "default")
+    assert "From the reference algorithm's" in said
+    assert "mean error" not in said
+
+
 def test_json_is_for_machines(log: Path) -> None:
     told = json.loads(run("fit", "cost", log, "--form", "reference", "--json"))
     assert told["kind"] == "cost fit"
@@ -136,6 +148,7 @@ def test_a_converted_log_gives_the_same_fit(log: Path, tmp_path: Path) -> None:
         (("fit", "cost", "LOG", "--form", "best"), "there are serving, reference"),
         (("compare", "LOG", "--forms", "line,best"), "there are serving, reference"),
         (("show", "LOG"), "no fit of a cost model"),
+        (("show", "best"), "there is no fit named 'best': there are default, glm-4.5-air"),
         (("convert", "LOG", "steps.csv"), "must end in .parquet"),
     ],
 )

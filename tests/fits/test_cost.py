@@ -265,3 +265,12 @@ def test_what_is_in_none_of_the_steps_stays_as_it_was() -> None:
     np.testing.assert_array_equal(fit.unseen, [False, False, True])
     np.testing.assert_array_equal(fit.determined, [True, True, False])
     assert fit.standard_errors[2] == 0.0
+
+
+def test_what_is_in_none_of_the_steps_is_not_scattered_with_the_searches() -> None:
+    start = dense_cost(27.0, 0.5) + Context(1e-4)
+    features, ms = drawn(dense_cost(1.0, 3.0), 0.05)
+    fit = fit_cost(start, features, ms)
+    np.testing.assert_array_equal(fit.unseen, [False, False, True])
+    # At the speed of the steps.
+    np.testing.assert_allclose(fit.values[2], 1e-4 * np.median(ms / start(features)), rtol=1e-6)

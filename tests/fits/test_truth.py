@@ -9,7 +9,9 @@ import pytest
 from jaxtyping import Float
 
 from akjax import AbstractCostModel, StepFeatures
+from akjax.fit_file import start_of
 from akjax.fits import fit_cost
+from akjax.fits.fit_file import fit_file_of
 from akjax.forms import FORMS, Engine
 
 ENGINE = Engine(
@@ -57,6 +59,8 @@ def test_parameters_that_are_called_determined_lie_within_three_standard_errors(
         fit = fit_cost(start, steps, ms)
         off = np.abs(fit.values - expected) <= 3.0 * fit.standard_errors
         within, told = within + (off & fit.determined), told + fit.determined
+    served = start_of(fit_file_of(fit, name, ENGINE, steps, ms), ENGINE).model
+    np.testing.assert_allclose(served(steps), times(steps), rtol=0.05)
     names = np.asarray([parameter.name for parameter in start.parameters()])
     # Of each parameter by itself, wherever it was called determined.
     assert np.sum(told == SEEDS) >= 2, dict(zip(names, told, strict=True))

@@ -2,13 +2,15 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import equinox as eqx
 import pytest
 from vllm.config import VllmConfig
 
+from akjax import StepMeasures
 from akjax.cost import UNEVEN, dense_cost, parse_table, reference_cost, serving_cost
+from akjax.forms import FORMS, Engine
 from akjax.scheduler.assembly import assemble, controller_of, cost_start, routing_of_model
 from akjax.scheduler.control_file import PolicyName
 from akjax.scheduler.pilot import Pilot
@@ -90,6 +92,32 @@ def test_the_default_policys_cost_knows_uneven_steps_where_there_may_be_any() ->
     assert eqx.tree_equal(cost(Routing(64, 6), "default", per_request=True), expected)
 
 
+@pytest.mark.parametrize("policy", ["default", "reference"])
+@pytest.mark.parametrize("form", FORMS)
+def test_a_form_is_served_by_its_name(form: str, policy: PolicyName) -> None:
+    model = cost(Routing(64, 6), policy, form=form)
+    assert eqx.tree_equal(model, FORMS[form](Engine(lengths=(0, 2), experts=64, top_k=6, sizes=(8, 16))))
+
+
+def test_a_preset_of_the_defaults_coefficients_is_the_default() -> None:
+    settings = load_settings({"adaptive_k": {"model": "default"}})
+    start = cost_start("default", settings, Routing(64, 6), (0, 2), (8, 16))
+    assert eqx.tree_equal(start.model, cost(Routing(64, 6), "default"))
+    assert start.covariance is None
+
+
+def test_a_preset_is_adapted_or_refused_as_any_other_fit() -> None:
+    settings = load_settings({"adaptive_k": {"model": "qwen3.6-35b-a3b-b300"}})
+    start = cost_start("default", settings, Routing(64, 6), (0, 2), ())
+    assert start.unmatched == ("factor_at_0", "factor_at_2")
+    assert start.covariance is not None
+    dense = cost_start("default", settings, None, (0, 2), ())
+    assert dense.unmatched == ("diversity", "factor_at_0", "factor_at_2", "per_expert")
+    settings = load_settings({"adaptive_k": {"model": "qwen3.6-35b-a3b-b300", "form": "line"}})
+    with pytest.raises(SettingsError, match=r"FORM=line: the fit of VLLM_ADAPTIVE_K_MODEL has serving"):
+        cost_start("default", settings, None, (0, 2), ())
+
+
 @pytest.mark.parametrize(("code_mode", "of_default"), [("0", "0"), ("1", "1"), ("gated", "1")])
 def test_the_default_policy_gates_no_modes(code_mode: str, of_default: str) -> None:
     settings = load_settings({"adaptive_k": {"code_mode": code_mode}})
@@ -139,6 +167,31 @@ def test_an_engine_with_a_fixed_table_starts() -> None:
     pilot = assembled(make_config(max_num_seqs=1), code_mode=0, online=False)
     model = pilot.controller.settle().cost.belief.model
     assert eqx.tree_equal(model, parse_table("2:47,4:53,8:65"), typematch=False)
+
+
+@pytest.mark.parametrize("form", ["dispersion", "roofline", "table", "residual"])
+def test_an_engine_compiles_a_form_and_learns_it(form: str) -> None:
+    controller = assembled(make_config(max_num_seqs=1), code_mode=0, form=form).controller
+    for _ in range(30):
+        controller.observe(step=StepMeasures(tokens=5, requests=1, drafting=4), ms=80.0, teaches=True, outcomes=[])
+        controller.decide([], [])
+    assert controller.taught > 20
+    assert controller.predicted_ms == pytest.approx(80.0, rel=0.02)
+
+
+def test_nothing_of_jax_runs_before_it_is_kept_to_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A GPU's backend would take most of its memory.
+    called: list[str] = []
+
+    def no_start(*_: object) -> NoReturn:
+        called.append("start")
+        raise ValueError("far enough")
+
+    monkeypatch.setattr("akjax.scheduler.assembly.keep_to_cpu", lambda: called.append("cpu"))
+    monkeypatch.setattr("akjax.scheduler.assembly.cost_start", no_start)
+    with pytest.raises(ValueError, match="far enough"):
+        assembled(make_config(max_num_seqs=1), code_mode=0)
+    assert called == ["cpu", "start"]
 
 
 def test_an_engine_without_a_tokenizer_starts_without_code_mode() -> None:

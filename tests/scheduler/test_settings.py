@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from akjax.presets import preset
 from akjax.scheduler.settings import Settings, SettingsError, load_settings
 
 PREFIX = "VLLM_ADAPTIVE_K_"
@@ -45,6 +46,7 @@ BAD = [
     ("MODEL", "inf,1,1", "three numbers"),
     ("MODEL", "-1,1,1", "at least 0"),
     ("MODEL", "no/such/fit.json", "cannot be read"),
+    ("MODEL", "glm", "path of a fit that ends in .json, or the name of one that comes with akjax: default, glm-4.5"),
     ("FORM", "best", "serving, reference"),
     ("FORM", "no.such:form", "cannot be imported"),
     ("FORM", "math:pi", "makes a cost model"),
@@ -149,6 +151,7 @@ def test_defaults() -> None:
         ("ONLINE", "1", True),
         ("MODEL", "40.5,0,1e-1", (40.5, 0.0, 0.1)),
         ("MODEL", " 1, 2 ,3 ", (1.0, 2.0, 3.0)),
+        ("MODEL", "glm-4.5-air", preset("glm-4.5-air")),
         ("COST_MS", "8:65,2:47", [(2, 47), (8, 65)]),
         ("COST_MS", "2:47", [(2, 47)]),
         ("COST_MS", "4:50,4:60", [(4, 50), (4, 60)]),
