@@ -94,8 +94,9 @@ def fit_cost(
     """The parameters of `start`'s form that fit measured steps best, within the form's bounds.
 
     Several searches on a few of the steps, the first from `start` brought to the machine's speed, the others scattered
-    about it by the form's priors, find the place; from the best of them one goes on with all steps. All by L-BFGS with
-    exact gradients in float64, and a last Newton step with the curvature that the standard errors need anyway.
+    about it by the form's priors, find the place, by L-BFGS with exact gradients in float64. From the best of them
+    Newton's method goes on, with a sample of the steps first: their curvature then leads to the minimum of all in a few
+    looks, and says how sure the fit is.
 
     The losses: "robust" is the likelihood of Student's t with 4 degrees of freedom for the logarithms of the times, its
     scale fitted too, so that single steps that took long for reasons of their own hardly count. "squares" is the mean
@@ -113,7 +114,7 @@ def fit_cost(
         loss: to minimise.
         priors: whether the robust loss has them.
         searches: to begin with.
-        max_iterations: of the last search, after which to give up.
+        max_iterations: of Newton's method, each time, after which to give up.
         tolerance: of the gradient's largest element, in coordinates in which the loss curves by 1.
 
     Raises:
@@ -133,10 +134,12 @@ def fit_cost(
     with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
         features = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), steps)
         model = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), start)
+        total = np.asarray(np.sum(counts))
 
         def objective(rows: np.ndarray | slice) -> _Objective:
             some = jax.tree.map(lambda leaf: leaf[rows] if leaf.ndim else leaf, features)
-            return _Objective(model, some, measured[rows], counts[rows], coordinates, loss == "robust", priors)
+            weights, robust = counts[rows], loss == "robust"
+            return _Objective(model, some, measured[rows], weights, total, coordinates, robust, priors)
 
         begin, scouted = _scout(objective(_some_rows(counts, _SCOUT_ROWS)), searches)
         sample = objective(_some_rows(counts, _SAMPLE_ROWS))
@@ -191,6 +194,7 @@ class _Objective(eqx.Module):
         features: of the steps.
         ms: that they took.
         weights: of them.
+        total: weight of all steps that these were drawn from; the priors count once for all of those.
         coordinates: for the model's parameters.
         robust: whether the loss is Student's t; else relative least squares.
         priors: whether parameters without a unit have theirs.
@@ -200,6 +204,7 @@ class _Objective(eqx.Module):
     features: StepFeatures
     ms: Any
     weights: Any
+    total: Any
     coordinates: Coordinates
     robust: bool = eqx.field(static=True)
     priors: bool = eqx.field(static=True)
@@ -234,7 +239,7 @@ class _Objective(eqx.Module):
         return robust_loss(residuals, log_scale) if self.robust else residuals**2
 
     def __call__(self, x: Float[Array, " q"]) -> Float[Array, ""]:
-        prior = 0.5 * jnp.sum(self.strains(x) ** 2) / jnp.sum(self.weights)
+        prior = 0.5 * jnp.sum(self.strains(x) ** 2) / self.total
         return weighted_mean(self.each(self.residuals(x), x[-1]), self.weights) + prior
 
     def begin(self, natural: Float[Array, " p"]) -> Float[Array, " q"]:
@@ -245,8 +250,16 @@ class _Objective(eqx.Module):
         return jnp.append(free, robust_log_scale(self.residuals(jnp.append(free, 0.0)), self.weights))
 
     def local(self, x: Float[Array, " q"]) -> Local:
-        """The loss about a place, exactly."""
-        return Local(*jax.value_and_grad(self)(x), self.hessian(x))
+        """The loss about a place, its curvature one column after the other: all at once would take as many times the
+        memory.
+        """
+
+        def along(direction: Float[Array, " q"]) -> tuple[Array, Array, Array]:
+            (value, gradient), (_, column) = jax.jvp(jax.value_and_grad(self), (x,), (direction,))
+            return value, gradient, column
+
+        values, gradients, columns = jax.lax.map(along, jnp.eye(len(x)))
+        return Local(values[0], gradients[0], columns)
 
     def information(self, x: Float[Array, " q"]) -> Float[Array, "q q"]:
         """The curvature that the loss is expected to have: next to that of a minimum, and positive everywhere."""
@@ -255,26 +268,24 @@ class _Objective(eqx.Module):
         if not self.robust:
             return 2.0 * squares
         squares = (FREEDOM + 1.0) / (FREEDOM + 3.0) / square_scale(x[-1]) * squares
-        squares = squares + self.prior_curvature(x)[: len(self.start), : len(self.start)] / jnp.sum(self.weights)
+        squares = squares + self.prior_curvature(x)[: len(self.start), : len(self.start)] / self.total
         return jax.scipy.linalg.block_diag(squares, jnp.full((1, 1), 2.0 * FREEDOM / (FREEDOM + 3.0)))
 
     def squares(self, x: Float[Array, " q"]) -> Float[Array, "q q"]:
-        """The outer products of each step's slopes with themselves, summed, and what to expect of the priors'."""
+        """The outer products of each step's slopes with themselves, about summed over all steps, and what to expect of
+        the priors'.
+        """
         residuals, slopes = self.residuals(x), slopes_of(self.residuals, x)
         by_residual, by_scale = jax.vmap(jax.grad(self.each, (0, 1)), (0, None))(residuals, x[-1])
         is_scale = np.arange(len(x)) == len(self.start)
         scores = by_residual[:, None] * slopes + jnp.outer(by_scale, is_scale)
-        return scores.T @ (self.weights[:, None] ** 2 * scores) + self.prior_curvature(x)
+        of_these = scores.T @ (self.weights[:, None] ** 2 * scores)
+        return self.total / jnp.sum(self.weights) * of_these + self.prior_curvature(x)
 
     def prior_curvature(self, x: Float[Array, " q"]) -> Float[Array, "q q"]:
         """About that of the summed loss's priors, and what their slopes' squares are expected to be."""
         slopes = slopes_of(self.strains, x)
         return slopes.T @ slopes
-
-    def hessian(self, x: Float[Array, " q"]) -> Float[Array, "q q"]:
-        """Of the mean loss, one column after the other: all at once would take their number times the memory."""
-        gradient = jax.grad(self)
-        return jax.lax.map(lambda along: jax.jvp(gradient, (x,), (along,))[1], jnp.eye(len(x)))
 
 
 @eqx.filter_jit
@@ -284,15 +295,16 @@ def _scout(objective: _Objective, searches: int) -> tuple[Float[Array, " q"], An
     values = objective.start
     parameters = model.parameters()
     # Another machine is another speed: what is in ms is brought to that of the steps.
-    speed = jnp.nanmedian(jnp.where(weights > 0, objective.ms / model(objective.features), jnp.nan))
+    ratio = objective.ms / model(objective.features)
+    counts = jnp.where((ratio > 0) & jnp.isfinite(ratio), weights, 0.0)
+    speed = jnp.exp(weighted_mean(jnp.log(jnp.where(counts > 0, ratio, 1.0)), counts))
     is_time = np.asarray([parameter.is_time for parameter in parameters])
-    values = values * jnp.where(is_time & jnp.isfinite(speed) & (speed > 0), speed, 1.0)
+    values = values * jnp.where(is_time & jnp.isfinite(speed), speed, 1.0)
 
     def search(natural: Float[Array, " p"]) -> tuple[Float[Array, ""], Float[Array, " q"], Any]:
         x = objective.begin(natural)
         found = minimised(objective, x, objective.information(x), _SCOUT_ITERATIONS, _SCOUT_TOLERANCE)
-        value = objective(found.at)
-        return jnp.where(jnp.isfinite(value), value, jnp.inf), found.at, found.iterations
+        return jnp.where(jnp.isfinite(found.value), found.value, jnp.inf), found.at, found.iterations
 
     losses, ends, iterations = jax.vmap(search)(scattered(parameters, values, searches))
     best = ends[jnp.argmin(losses)]
@@ -328,9 +340,7 @@ def _polish(
         outliers = (weights > 0) & (jnp.abs(whole.residuals(x)) > _OUTLIER * noise)
     else:
         noise, outliers = relative_error, jnp.zeros_like(weights, bool)
-    total = jnp.sum(weights)
-    share = total / jnp.sum(sample.weights)
-    certainty = (curved.curvature * total, sample.squares(x) * share, units)
+    certainty = (curved.curvature * whole.total, sample.squares(x), units)
     return (
         coordinates.natural(free),
         whole.fitted(x),

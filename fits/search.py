@@ -99,13 +99,20 @@ def scattered(
     """Where searches begin: at `values`, and at random places that the form's priors allow.
 
     One that has to be positive is scattered by its logarithm, `spread` wide, one in ms by twice as much, since the
-    machine's speed is unknown too.
+    machine's speed is unknown too. One with two bounds is in every other search anywhere between them, since `values`
+    may be on one.
     """
     rng = np.random.default_rng(0)
     draws = np.concatenate([np.zeros((1, len(parameters))), rng.standard_normal((searches - 1, len(parameters)))])
     spreads = np.asarray([(p.spread or 0.0) * (2.0 if p.is_time else 1.0) for p in parameters])
     steps = np.asarray([0.0 if p.spread is not None else np.sqrt(p.variance) for p in parameters])
-    return values[None, :] * jnp.exp(jnp.asarray(draws * spreads)) + draws * steps
+    about = values[None, :] * jnp.exp(jnp.asarray(draws * spreads)) + draws * steps
+    lower, upper = (np.asarray([getattr(p, bound) for p in parameters]) for bound in ("lower", "upper"))
+    bounded = np.isfinite(lower) & np.isfinite(upper)
+    lower, upper = np.where(bounded, lower, 0.0), np.where(bounded, upper, 0.0)
+    between = lower + (upper - lower) * rng.random((searches, len(parameters)))
+    anywhere = bounded[None, :] & (np.arange(searches) % 2 == 1)[:, None]
+    return jnp.where(anywhere, between, about)
 
 
 class Found(NamedTuple):
@@ -113,11 +120,13 @@ class Found(NamedTuple):
 
     Attributes:
         at: the coordinates.
+        value: of the loss there.
         iterations: that it took.
         slope: the gradient's largest element there, in coordinates in which the loss curves by 1 in every direction.
     """
 
     at: Float[Array, " p"]
+    value: Float[Array, ""]
     iterations: Int[Array, ""]
     slope: Float[Array, ""]
 
@@ -166,10 +175,10 @@ def minimised(
         return optax.apply_updates(z, updates), state, optax.tree.get(state, "grad"), iterations + 1
 
     z = jnp.zeros_like(start)
-    z, _, gradient, iterations = jax.lax.while_loop(
+    z, state, gradient, iterations = jax.lax.while_loop(
         go_on, iterate, (z, solver.init(z), jnp.full_like(z, jnp.inf), jnp.asarray(0))
     )
-    return Found(start + whiten @ z, iterations, jnp.max(jnp.abs(gradient)))
+    return Found(start + whiten @ z, optax.tree.get(state, "value"), iterations, jnp.max(jnp.abs(gradient)))
 
 
 def descended(
@@ -211,7 +220,7 @@ def descended(
     nowhere = Local(jnp.asarray(jnp.finfo(jnp.float64).max), jnp.zeros_like(start), jnp.eye(len(start)))
     begin = (start, jnp.asarray(_DAMPING), jnp.asarray(0), jnp.asarray(jnp.inf), start, nowhere, jnp.zeros_like(start))
     _, _, looks, slope, at, here, _ = jax.lax.while_loop(go_on, iterate, begin)
-    return Found(at, looks - 1, slope), here
+    return Found(at, here.value, looks - 1, slope), here
 
 
 def _whitening(curvature: Float[Array, "p p"]) -> Float[Array, "p p"]:

@@ -3,6 +3,7 @@
 import math
 import os
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -82,8 +83,8 @@ def _parse_path(value: object) -> object:
 
 
 def _parse_log_path(value: object) -> object:
-    if str(value).endswith(".zst"):
-        raise ValueError("a step log is not compressed while it is written: leave .zst off, and compress full files")
+    if str(value).endswith(".zst") and find_spec("zstandard") is None:
+        raise ValueError("a compressed step log needs zstandard: pip install zstandard, or leave .zst off")
     return _parse_path(value)
 
 
@@ -117,7 +118,7 @@ class Settings(BaseSettings):
     )
     control: Annotated[Path | None, BeforeValidator(_parse_path)] = Field(None, description="path of the control file")
     step_log: Annotated[Path | None, BeforeValidator(_parse_log_path)] = Field(
-        None, description="path of the step log, JSON Lines"
+        None, description="path of the step log, JSON Lines; compressed if it ends in .zst"
     )
     step_log_mb: float = Field(
         256.0, gt=0, le=1e6, description="MB of the step log after which another file begins, above 0"

@@ -77,6 +77,9 @@ class SeenStep(NamedTuple):
 class LogFiles:
     """The files of a log: PATH, and after it PATH.00001, PATH.00002, ..., so that sorted by name they are in order.
 
+    With a PATH that ends in .zst they are compressed, a Zstandard frame for each flush, so that what was flushed can
+    be read.
+
     Each begins with the header. None is ever opened twice: what an earlier run wrote stays as it is, be its last line
     whole or torn, and two engines that were given one path do not mix.
     """
@@ -87,7 +90,7 @@ class LogFiles:
         Args:
             path: of the first file.
             header: of each, but for the time.
-            most_bytes: of a file. A record that would exceed it begins the next one.
+            most_bytes: of a file. A record that would exceed it, if it were written as it is, begins the next one.
             clock: Unix seconds.
         """
         self.path = path
@@ -96,9 +99,10 @@ class LogFiles:
         self._most_bytes = most_bytes
         self._clock = clock
         self._encoder = msgspec.json.Encoder()
+        self._packed = _packer() if path.suffix == ".zst" else bytes
         self._file: FileIO | None = None
         self._buffer = bytearray()
-        self._size = 0  # of the file, what is in the buffer included
+        self._size = 0  # of the file
         self._records = 0  # in the file
 
     def begin(self) -> None:
@@ -131,7 +135,7 @@ class LogFiles:
             OSError: the file was full, and the next cannot be made.
         """
         line = self._encoder.encode(record)
-        if self._records and self._size + len(line) + 1 > self._most_bytes:
+        if self._records and self._size + len(self._buffer) + len(line) + 1 > self._most_bytes:
             self.close()
             self.begin()
         self._add(line)
@@ -148,8 +152,9 @@ class LogFiles:
         # What goes into a file without a name would be lost without a word.
         if not os.path.samestat(os.stat(self.path), os.fstat(self._file.fileno())):
             raise OSError(errno.ESTALE, "another file has taken its place", str(self.path))
-        rest = bytes(self._buffer)
+        rest = self._packed(self._buffer)
         self._buffer.clear()
+        self._size += len(rest)
         while rest:
             rest = rest[self._file.write(rest) :]
 
@@ -170,7 +175,12 @@ class LogFiles:
     def _add(self, line: bytes) -> None:
         self._buffer += line
         self._buffer += b"\n"
-        self._size += len(line) + 1
+
+
+def _packer() -> Callable[[bytearray], bytes]:
+    import zstandard
+
+    return zstandard.ZstdCompressor().compress
 
 
 class LogWriter:

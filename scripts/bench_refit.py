@@ -1,4 +1,4 @@
-"""How long it takes from step logs to models, and how much memory.
+"""How long it takes to log steps, and to get from logs to models, and how much memory.
 
 Each part is measured in a process of its own, which imports what it needs before the clock starts; its peak of memory
 is that of the whole process, imports included.
@@ -172,7 +172,40 @@ def fitting(options: argparse.Namespace) -> dict[str, Any]:
     return apart(fit, options.steps, 5)
 
 
-PARTS = {"reading": reading, "fitting": fitting}
+def log_steps(folder: str, requests: int, steps: int, pause_seconds: float) -> dict[str, float]:
+    """Microseconds that logging takes of the scheduler's thread for each step, the log's own thread writing beside."""
+    from akjax import CompiledController, DraftOutcome, StepMeasures, reference_controller, reference_cost
+    from akjax.scheduler.step_log import LogFiles, LogWriter, StepLog
+
+    controller = CompiledController(
+        reference_controller(draft_limit=4, levels=(1, 2, 4)), reference_cost(27.0, 0.6, 0.5, experts=64, top_k=4), 1
+    )
+    files = LogFiles(Path(folder, f"{requests}.jsonl"), LogHeader(time=0.0, run="made up"), most_bytes=10**9)
+    log = StepLog(LogWriter(files, lambda line: None))
+    outcomes = [DraftOutcome(f"request-{number}", 4, number % 5, 0) for number in range(requests)]
+    measures, cut = StepMeasures(5 * requests, requests, 4, 300 * requests), [0] * requests
+    micros = []
+    for number in range(steps):
+        time.sleep(pause_seconds)
+        began = time.perf_counter()
+        log.output(controller, measures, outcomes, cut, number / 100, gap_ms=10.0, teaches=True, k=4)
+        log.settle()
+        micros.append(1e6 * (time.perf_counter() - began))
+    log.close()
+    return {"median_us": float(np.median(micros)), "p99_us": float(np.quantile(micros, 0.99))}
+
+
+def logging(options: argparse.Namespace) -> dict[str, Any]:
+    """Logs steps of 1 to 256 requests, 3 ms apart."""
+    report = {}
+    with TemporaryDirectory() as folder:
+        for requests in (1, 8, 64, 256):
+            report[f"{requests} requests"] = figures = apart(log_steps, folder, requests, 2000, 0.003)
+            say(f"logging, {requests} requests: {figures['median_us']:.1f} us a step, p99 {figures['p99_us']:.0f} us")
+    return report
+
+
+PARTS = {"reading": reading, "fitting": fitting, "logging": logging}
 
 
 def main() -> None:

@@ -73,7 +73,6 @@ BAD = [
     ("PER_REQUEST", "maybe", "boolean"),
     ("PER_REQUEST", "2", "boolean"),
     ("ONLINE", "", "boolean"),
-    ("STEP_LOG", "/var/log/steps.jsonl.zst", "leave .zst off"),
     ("STEP_LOG_MB", "0", "greater than 0"),
     ("STEP_LOG_MB", "nan", "above 0"),
     ("STEP_LOG_MB", "inf", "above 0"),
@@ -158,6 +157,7 @@ def test_defaults() -> None:
         ("CONTROL", "/run/adaptive_k", Path("/run/adaptive_k")),
         ("CONTROL", "", None),
         ("STEP_LOG", "/var/log/steps.jsonl", Path("/var/log/steps.jsonl")),
+        ("STEP_LOG", "/var/log/steps.jsonl.zst", Path("/var/log/steps.jsonl.zst")),
         ("STEP_LOG", "", None),
         ("STEP_LOG_MB", "0.5", 0.5),
     ],
@@ -387,3 +387,10 @@ def test_any_text_loads_or_is_refused(environment: dict[str, str]) -> None:
 def test_any_json_loads_or_is_refused(section: dict[str, Any]) -> None:
     fault = fault_of({}, section)
     assert fault is None or any(f"'{name}'" in fault for name in section)
+
+
+def test_a_compressed_step_log_needs_zstandard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("akjax.scheduler.settings.find_spec", lambda name: None)
+    with pytest.raises(SettingsError, match=r"needs zstandard: pip install zstandard, or leave .zst off"):
+        loaded({"STEP_LOG": "/var/log/steps.jsonl.zst"})
+    assert loaded({"STEP_LOG": "/var/log/steps.jsonl"}).step_log is not None

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from akjax import StepMeasures
+from akjax.fits.reading import read_log
 from akjax.scheduler import AdaptiveKScheduler
 from akjax.scheduler.assembly import header_of
 from akjax.scheduler.pilot import Pilot
@@ -192,6 +193,33 @@ def test_a_name_that_another_engine_took_first_is_passed_over(tmp_path: Path, mo
     files.close()
     assert files.path.name == "steps.jsonl.00001"
     assert len(read(path)[1]) == 1
+
+
+def test_a_compressed_log_can_be_read_up_to_its_last_flush(tmp_path: Path) -> None:
+    path = tmp_path / "steps.jsonl.zst"
+    files = files_of(path)
+    files.begin()
+    for number in range(200):
+        files.append(seen(number).record())
+        if number % 10 == 9:
+            files.flush()
+    files.append(seen(200).record())  # what a kill would lose
+    log = read_log(path)
+    assert log.steps["context"].to_list() == [*range(200)]
+    assert log.headers == (LogHeader(time=1.0, run="r", model="m"),)
+    assert not log.refusals
+    files.close()
+    assert len(read_log(path).steps) == 201
+    write(tmp_path / "plain.jsonl", [seen(number) for number in range(201)])
+    assert path.stat().st_size < (tmp_path / "plain.jsonl").stat().st_size / 2
+
+
+def test_compressed_files_follow_each_other_too(tmp_path: Path) -> None:
+    path = tmp_path / "steps.jsonl.zst"
+    write(path, [seen(number) for number in range(100)], most_bytes=4000)
+    assert len(in_order(path)) > 1
+    assert all(file.stat().st_size <= 4000 for file in in_order(path))
+    assert read_log(in_order(path)).steps["context"].to_list() == [*range(100)]
 
 
 # The thread.
