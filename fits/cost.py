@@ -30,7 +30,7 @@ from .loss import (
 from .search import Coordinates, Local, coordinates_of, descended, minimised, scattered
 
 # Rows that the first searches go by, drawn at random, and how far each of them is taken.
-_SCOUT_ROWS, _SCOUT_ITERATIONS, _SCOUT_TOLERANCE = 2048, 60, 1e-5
+_SCOUT_ROWS, _SCOUT_ITERATIONS, _SCOUT_TOLERANCE = 2048, 30, 1e-5
 # Rows that the curvature is taken from, drawn at random: so many say it to half a percent.
 _SAMPLE_ROWS = 65536
 # A residual of so many of the noise's standard deviations is an outlier: of a thousand normal ones, none is.
