@@ -88,7 +88,7 @@ def fit_cost(
     loss: LossName = "robust",
     priors: bool = True,
     searches: int = 8,
-    max_iterations: int = 300,
+    max_iterations: int = 3000,
     tolerance: float = 1e-8,
 ) -> CostFit:
     """The parameters of `start`'s form that fit measured steps best, within the form's bounds.

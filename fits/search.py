@@ -23,8 +23,8 @@ _SMALL, _AT_ZERO = 0.02, 0.1
 # is not worth a step of thousands.
 _RIDGE = 1e-4
 # The damping of Newton's method to begin with, as a share of the curvature, what a step that was taken and one that was
-# not make of it, and the damping at which no step is left that would help.
-_DAMPING, _TAKEN, _REFUSED, _MOST_DAMPING = 1e-3, 0.1, 10.0, 1e10
+# not make of it, the least, and the damping at which no step is left that would help.
+_DAMPING, _TAKEN, _REFUSED, _LEAST_DAMPING, _MOST_DAMPING = 1e-3, 0.1, 10.0, 1e-10, 1e10
 # The share of a loss that is rounding, and that of the first curvature below which there is none.
 _ROUNDING, _FLAT = 1e-13, 1e-10
 
@@ -205,9 +205,10 @@ def descended(
         tried, damping, iterations, _, at, here, least = carry
         # Here alone, since whatever is written twice is compiled twice.
         there = local(tried)
-        taken = there.value <= here.value + _ROUNDING * jnp.abs(here.value)
+        finite = jnp.all(jnp.isfinite(there.gradient)) & jnp.all(jnp.isfinite(there.curvature))
+        taken = finite & (there.value <= here.value + _ROUNDING * jnp.abs(here.value))
         at, here = jax.tree.map(lambda new, old: jnp.where(taken, new, old), (tried, there), (at, here))
-        damping = damping * jnp.where(taken, _TAKEN, _REFUSED)
+        damping = jnp.maximum(damping * jnp.where(taken, _TAKEN, _REFUSED), _LEAST_DAMPING)
         # Where a parameter nears its bound the loss gets flat: flatter than this is flat.
         least = jnp.where(iterations == 0, _FLAT * jnp.abs(jnp.diag(here.curvature)), least)
         units, sizes, axes = _axes(here.curvature, least)

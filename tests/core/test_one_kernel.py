@@ -54,7 +54,24 @@ def looped(values: Array) -> Array:
     return jnp.concatenate([jnp.ravel(powers), halved, chosen, jnp.cumsum(values), jnp.cumprod(values)])
 
 
-@pytest.mark.parametrize("function", [contracted, looped])
+def assorted(values: Array) -> Array:
+    """Much of what is said to be emitted and that the serving steps happen not to need."""
+    positive, share = jnp.abs(values) + 0.1, jnp.tanh(values)
+    each = [
+        jnp.arctan2(values, positive), jnp.ceil(values), jnp.floor(values), jnp.round(values), jnp.sign(values),
+        lax.clamp(-0.5, values, 0.5), lax.cummax(values), lax.cummin(values), lax.erf(values), lax.erfc(values),
+        jnp.exp2(share), jnp.expm1(share), jnp.log1p(positive), jax.nn.sigmoid(values), jnp.sin(values),
+        jnp.cos(values), jnp.tan(share), values**3, positive**share, lax.rem(values, positive), values[::-1],
+        lax.rsqrt(positive), jnp.sqrt(positive), values[jnp.arange(63, -1, -1)],
+        jnp.where(jnp.isfinite(values) & ~(values > 1.0) ^ (values < -1.0), values, 0.0),
+        jnp.pad(values[:60], (1, 3)), lax.dynamic_slice(values, (jnp.argmax(values[:9]),), (50,)),
+        lax.dynamic_update_slice(values, share[:8], (jnp.argmin(values[:9]),)),
+    ]  # fmt: skip
+    sums = [values.min(), values.max(), share.prod(), jnp.all(values > -9.0), jnp.any(values > 2.0)]
+    return jnp.concatenate([*each, jnp.stack([jnp.asarray(one, values.dtype) for one in sums])])
+
+
+@pytest.mark.parametrize("function", [contracted, looped, assorted])
 @settings(max_examples=3)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_one_kernel_computes_what_the_function_does(function: Function, seed: int) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from step_records import step_record
 
 from akjax import dense_cost, serving_cost
 from akjax.acceptance import RunningRates
@@ -23,27 +24,8 @@ HEADER = LogHeader(time=0.0, run="one", levels=[0, 2, 4], experts=64, top_k=4, c
 
 
 def step(**changes: Any) -> StepRecord:
-    whole: dict[str, Any] = dict(
-        time=0.0,
-        gap_ms=10.0,
-        untaught="",
-        tokens=4,
-        requests=2,
-        prefill=3,
-        context=70,
-        drafts=2,
-        drafting=1,
-        uneven=False,
-        k=1,
-        forced=False,
-        predicted_ms=None,
-        request=[],
-        drafted=[],
-        accepted=[],
-        cut=[],
-        mode=[],
-    )
-    return StepRecord(**(whole | changes))
+    usual = {"time": 0.0, "tokens": 4, "prefill": 3, "context": 70, "drafts": 2, "drafting": 1, "k": 1}
+    return step_record(**(usual | changes))
 
 
 def written(path: Path, header: LogHeader, *steps: StepRecord) -> Path:

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from step_records import step_record
 from typer.testing import CliRunner
 
 from akjax import Constant, Context, ExpertReads, PerToken, SplitPower, StepFeatures
@@ -50,35 +51,11 @@ FIGURES = [
 HEADER = LogHeader(time=1.7e9, run="one", model="tiny", levels=[0, 1, 2, 4], experts=64, top_k=6)
 
 
-def step(**changes: Any) -> StepRecord:
-    whole: dict[str, Any] = dict(
-        time=1.7e9,
-        gap_ms=10.0,
-        untaught="",
-        tokens=2,
-        requests=2,
-        prefill=0,
-        context=100,
-        drafts=0,
-        drafting=0,
-        uneven=False,
-        k=0,
-        forced=False,
-        predicted_ms=None,
-        request=[],
-        drafted=[],
-        accepted=[],
-        cut=[],
-        mode=[],
-    )
-    return StepRecord(**(whole | changes))
-
-
 def drafted(*rows: tuple[int, int, int], **changes: Any) -> StepRecord:
     """A step whose requests have these modes, drafts and accepted drafts."""
     modes, drafts, accepted = zip(*rows, strict=True)
     lists = {"mode": [*modes], "drafted": [*drafts], "accepted": [*accepted], "cut": [0] * len(rows)}
-    return step(request=[*range(len(rows))], drafts=sum(drafts), **lists, **changes)
+    return step_record(request=[*range(len(rows))], drafts=sum(drafts), **lists, **changes)
 
 
 def served(number: int, rng: np.random.Generator, levels: tuple[int, ...] = (0, 1, 2, 4)) -> StepRecord:
@@ -89,7 +66,7 @@ def served(number: int, rng: np.random.Generator, levels: tuple[int, ...] = (0, 
     changes: dict[str, Any] = dict(time=1.7e9 + number / 100, gap_ms=float(ms) if number else None)
     changes |= dict(untaught="" if number else "idle", tokens=tokens, requests=requests, drafting=drafts, k=drafts)
     if not drafts:
-        return step(**changes)
+        return step_record(**changes)
     accepted = np.cumprod(rng.random((requests, drafts)) < 0.7, axis=1).sum(1)
     return drafted(*((each % 2, drafts, int(a)) for each, a in enumerate(accepted)), **changes)
 
@@ -255,8 +232,8 @@ def test_other_commands_do_not_wait_for_figures() -> None:
     ("header", "records", "lacking", "said"),
     [
         (HEADER, [], {*FIGURES}, "has a time of its own"),
-        (HEADER, [step(gap_ms=None, untaught="idle")] * 30, {*FIGURES}, "verified drafts"),
-        (HEADER, [step(k=n % 2) for n in range(30)], {FIGURES[4], FIGURES[6]}, "verified drafts"),
+        (HEADER, [step_record(gap_ms=None, untaught="idle")] * 30, {*FIGURES}, "verified drafts"),
+        (HEADER, [step_record(k=n % 2) for n in range(30)], {FIGURES[4], FIGURES[6]}, "verified drafts"),
         (
             HEADER,
             [drafted((0, 2, 1), (0, 2, 2), k=2, tokens=6)] * 30,
@@ -292,7 +269,12 @@ def test_what_a_log_lacks_is_said_in_place_of_a_figure(
 
 def test_acceptance_has_its_own_denominators_by_position_and_text(tmp_path: Path) -> None:
     log = read(
-        tmp_path, HEADER, drafted((0, 3, 1), (1, 2, 2)), drafted((0, 1, 0), (1, 3, 3)), step(), drafted((0, 3, 3))
+        tmp_path,
+        HEADER,
+        drafted((0, 3, 1), (1, 2, 2)),
+        drafted((0, 1, 0), (1, 3, 3)),
+        step_record(),
+        drafted((0, 3, 3)),
     )
     usual, code, every = acceptance_of(log.steps)
     assert (usual.text, code.text, every.text) == ("usual text", "code", "all text")
@@ -308,16 +290,18 @@ def test_acceptance_has_its_own_denominators_by_position_and_text(tmp_path: Path
 
 def test_time_leaves_out_pauses_and_what_is_between_runs(tmp_path: Path) -> None:
     times = [0.0, 1.0, 1.5, 1e4, 9e3, 9e3 + 2.0]
-    log = read(tmp_path, HEADER, *(step(time=time) for time in times))
+    log = read(tmp_path, HEADER, *(step_record(time=time) for time in times))
     assert elapsed_seconds(log.steps).tolist() == [0.0, 1.0, 1.5, 6.5, 6.5, 8.5]
-    other = written(tmp_path / "other.jsonl", LogHeader(time=0.0, run="two"), step(time=5.0), step(time=6.0))
+    other = written(
+        tmp_path / "other.jsonl", LogHeader(time=0.0, run="two"), step_record(time=5.0), step_record(time=6.0)
+    )
     both = read_log([tmp_path / "log.jsonl", other])
     assert elapsed_seconds(both.steps).tolist() == [0.0, 1.0, 1.5, 6.5, 6.5, 8.5, 8.5, 9.5]
 
 
 def test_k_over_time_is_shares_of_the_steps_of_each_slice(tmp_path: Path) -> None:
-    steps = [step(time=0.1 * n, k=2 if n < 50 else 4 * (n % 2), forced=n >= 90) for n in range(100)]
-    lengths = lengths_of(read(tmp_path, HEADER, *steps, step(untaught="unknown", k=9)).steps)
+    steps = [step_record(time=0.1 * n, k=2 if n < 50 else 4 * (n % 2), forced=n >= 90) for n in range(100)]
+    lengths = lengths_of(read(tmp_path, HEADER, *steps, step_record(untaught="unknown", k=9)).steps)
     assert lengths is not None
     assert lengths.levels.tolist() == [0, 2, 4]
     assert lengths.steps.tolist() == [25, 50, 25]
