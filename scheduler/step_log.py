@@ -11,13 +11,12 @@ import re
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from io import FileIO
 from itertools import count
 from pathlib import Path
 from threading import Event, Thread
 from time import time
-from typing import NamedTuple
 
 import msgspec
 
@@ -33,8 +32,15 @@ INTERVAL_SECONDS = 0.2
 CLOSE_SECONDS = 5.0
 
 
-class SeenStep(NamedTuple):
-    """What the scheduler's thread knows of a step, as `StepRecord` has it."""
+@dataclass(slots=True)
+class SeenStep:
+    """What the scheduler's thread knows of a step, as `StepRecord` has it but for its requests.
+
+    Attributes:
+        request: the number of each request in `outcomes`.
+        outcomes: of the requests that had drafts.
+        cut: drafts of each that a grammar cut.
+    """
 
     time: float
     gap_ms: float | None
@@ -44,14 +50,12 @@ class SeenStep(NamedTuple):
     forced: bool
     predicted_ms: float | None
     request: Sequence[int]
-    drafted: Sequence[int]
-    accepted: Sequence[int]
+    outcomes: Sequence[DraftOutcome]
     cut: Sequence[int]
-    mode: Sequence[int]
 
     def record(self) -> StepRecord:
         """The record of the step."""
-        measures = self.measures
+        measures, outcomes = self.measures, self.outcomes
         return StepRecord(
             time=self.time,
             gap_ms=self.gap_ms,
@@ -67,10 +71,10 @@ class SeenStep(NamedTuple):
             forced=self.forced,
             predicted_ms=self.predicted_ms,
             request=list(self.request),
-            drafted=list(self.drafted),
-            accepted=list(self.accepted),
+            drafted=[outcome.drafted for outcome in outcomes],
+            accepted=[outcome.accepted for outcome in outcomes],
             cut=list(self.cut),
-            mode=list(self.mode),
+            mode=[outcome.mode for outcome in outcomes],
         )
 
 
@@ -331,13 +335,10 @@ class StepLog:
             untaught = "idle"
         elif not controller.learns_cost:
             untaught = "fixed"
-        elif not teaches:
-            untaught = "prompts"
         else:
-            untaught = "surprise" if controller.admits(measures) else "change"
+            untaught = "surprise" if teaches else "prompts"
         if gap_ms is None and last is not None:
             gap_ms = (now - last) * 1e3
-        ids, drafted, accepted, mode = zip(*outcomes, strict=True) if outcomes else ((), (), (), ())
         numbers = self._numbers
         self._waiting = SeenStep(
             self._clock(),
@@ -347,11 +348,9 @@ class StepLog:
             k,
             forced,
             None,
-            [numbers[request_id] for request_id in ids],
-            drafted,
-            accepted,
+            [numbers[outcome[0]] for outcome in outcomes],
+            outcomes,
             cut,
-            mode,
         )
         self._controller = controller
         if controller is None:
@@ -366,8 +365,11 @@ class StepLog:
             return
         self._waiting = None
         if controller is not None:
-            untaught = step.untaught if controller.taught == self._taught else ""
-            step = step._replace(untaught=untaught, predicted_ms=controller.predicted_ms)
+            step.predicted_ms = controller.predicted_ms
+            if controller.taught != self._taught:
+                step.untaught = ""
+            elif step.untaught == "surprise" and not controller.admits(step.measures):
+                step.untaught = "change"
         self._writer.put(step)
 
     def close(self) -> None:

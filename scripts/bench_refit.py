@@ -172,7 +172,14 @@ def fitting(options: argparse.Namespace) -> dict[str, Any]:
     return apart(fit, options.steps, 5)
 
 
-def log_steps(folder: str, requests: int, steps: int, pause_seconds: float) -> dict[str, float]:
+def awake(seconds: float) -> None:
+    """Keeps the thread at work in Python, as an engine's scheduler is before it logs."""
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass
+
+
+def log_steps(folder: str, requests: int, steps: int, pause: Callable[[float], object]) -> dict[str, float]:
     """Microseconds that logging takes of the scheduler's thread for each step, the log's own thread writing beside."""
     from akjax import CompiledController, DraftOutcome, StepMeasures, reference_controller, reference_cost
     from akjax.scheduler.step_log import LogFiles, LogWriter, StepLog
@@ -186,7 +193,7 @@ def log_steps(folder: str, requests: int, steps: int, pause_seconds: float) -> d
     measures, cut = StepMeasures(5 * requests, requests, 4, 300 * requests), [0] * requests
     micros = []
     for number in range(steps):
-        time.sleep(pause_seconds)
+        pause(0.003)
         began = time.perf_counter()
         log.output(controller, measures, outcomes, cut, number / 100, gap_ms=10.0, teaches=True, k=4)
         log.settle()
@@ -196,12 +203,14 @@ def log_steps(folder: str, requests: int, steps: int, pause_seconds: float) -> d
 
 
 def logging(options: argparse.Namespace) -> dict[str, Any]:
-    """Logs steps of 1 to 256 requests, 3 ms apart."""
+    """Logs steps of 1 to 256 requests, 3 ms apart, in which the thread works, or sleeps and wakes to cold caches."""
     report = {}
     with TemporaryDirectory() as folder:
-        for requests in (1, 8, 64, 256):
-            report[f"{requests} requests"] = figures = apart(log_steps, folder, requests, 2000, 0.003)
-            say(f"logging, {requests} requests: {figures['median_us']:.1f} us a step, p99 {figures['p99_us']:.0f} us")
+        for name, pause in (("awake", awake), ("asleep", time.sleep)):
+            for requests in (1, 8, 64, 256):
+                figures = apart(log_steps, folder, requests, 2000, pause)
+                report[f"{name}, {requests} requests"] = figures
+                say(f"logging, {name}, {requests} requests: {figures['median_us']:.1f} us a step")
     return report
 
 

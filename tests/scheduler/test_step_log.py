@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from akjax import StepMeasures
+from akjax import DraftOutcome, StepMeasures
 from akjax.fits.reading import read_log
 from akjax.scheduler import AdaptiveKScheduler
 from akjax.scheduler.assembly import header_of
@@ -48,10 +48,8 @@ def seen(number: int, requests: int = 2) -> SeenStep:
         forced=False,
         predicted_ms=21.25 if number else None,
         request=range(requests),
-        drafted=(2,) * requests,
-        accepted=(1,) * requests,
+        outcomes=[DraftOutcome(f"r{request}", 2, 1, 0) for request in range(requests)],
         cut=(0,) * requests,
-        mode=(0,) * requests,
     )
 
 
