@@ -14,6 +14,7 @@ from akjax.cost import AbstractCostModel
 from akjax.features import StepFeatures
 
 from .certainty import covariance_of, determined
+from .compiling import quick_jit
 from .loss import (
     FREEDOM,
     SCALE_OF_NORMAL,
@@ -30,7 +31,7 @@ from .loss import (
 from .search import Coordinates, Local, coordinates_of, descended, minimised, scattered
 
 # Rows that the first searches go by, drawn at random, and how far each of them is taken.
-_SCOUT_ROWS, _SCOUT_ITERATIONS, _SCOUT_TOLERANCE = 2048, 30, 1e-5
+_SCOUT_ROWS, _SCOUT_ITERATIONS, _SCOUT_TOLERANCE = 2048, 60, 1e-5
 # Rows that the curvature is taken from, drawn at random: so many say it to half a percent.
 _SAMPLE_ROWS = 65536
 # A residual of so many of the noise's standard deviations is an outlier: of a thousand normal ones, none is.
@@ -261,9 +262,11 @@ class _Objective(eqx.Module):
         values, gradients, columns = jax.lax.map(along, jnp.eye(len(x)))
         return Local(values[0], gradients[0], columns)
 
-    def information(self, x: Float[Array, " q"]) -> Float[Array, "q q"]:
-        """The curvature that the loss is expected to have: next to that of a minimum, and positive everywhere."""
-        slopes = slopes_of(self.residuals, x)[:, : len(self.start)]
+    def information(self, x: Float[Array, " q"], slopes: Float[Array, "steps p"]) -> Float[Array, "q q"]:
+        """The curvature that the loss is expected to have: next to that of a minimum, and positive everywhere.
+
+        `slopes` are those of the residuals by the model's parameters.
+        """
         squares = slopes.T @ (self.weights[:, None] * slopes) / jnp.sum(self.weights)
         if not self.robust:
             return 2.0 * squares
@@ -288,7 +291,7 @@ class _Objective(eqx.Module):
         return slopes.T @ slopes
 
 
-@eqx.filter_jit
+@quick_jit
 def _scout(objective: _Objective, searches: int) -> tuple[Float[Array, " q"], Any]:
     """Where the best of some searches ended, and the most iterations that one took."""
     model, coordinates, weights = objective.model, objective.coordinates, objective.weights
@@ -301,22 +304,23 @@ def _scout(objective: _Objective, searches: int) -> tuple[Float[Array, " q"], An
     is_time = np.asarray([parameter.is_time for parameter in parameters])
     values = values * jnp.where(is_time & jnp.isfinite(speed), speed, 1.0)
 
-    def search(natural: Float[Array, " p"]) -> tuple[Float[Array, ""], Float[Array, " q"], Any]:
+    def search(natural: Float[Array, " p"]) -> tuple[Float[Array, ""], Float[Array, " q"], Any, Bool[Array, " p"]]:
         x = objective.begin(natural)
-        found = minimised(objective, x, objective.information(x), _SCOUT_ITERATIONS, _SCOUT_TOLERANCE)
-        return jnp.where(jnp.isfinite(found.value), found.value, jnp.inf), found.at, found.iterations
+        slopes = slopes_of(objective.residuals, x)[:, : len(values)]
+        found = minimised(objective, x, objective.information(x, slopes), _SCOUT_ITERATIONS, _SCOUT_TOLERANCE)
+        unseen = jnp.all(slopes == 0, axis=0)
+        return jnp.where(jnp.isfinite(found.value), found.value, jnp.inf), found.at, found.iterations, unseen
 
-    losses, ends, iterations = jax.vmap(search)(scattered(parameters, values, searches))
-    best = ends[jnp.argmin(losses)]
+    losses, ends, iterations, unseens = jax.vmap(search)(scattered(parameters, values, searches))
+    best, unseen = (each[jnp.argmin(losses)] for each in (ends, unseens))
     # A parameter that ended next to a bound has no slope there: the next search begins with it a little inside.
     inside = coordinates.free(coordinates.natural(best[: len(values)]))
     # One that no step has to do with is where the search was scattered to: it goes back to the start.
-    unseen = jnp.all(slopes_of(objective.residuals, best)[:, : len(values)] == 0, axis=0)
     inside = jnp.where(unseen, coordinates.free(values), inside)
     return best.at[: len(values)].set(inside), jnp.max(iterations)
 
 
-@eqx.filter_jit
+@quick_jit
 def _polish(
     whole: _Objective, sample: _Objective, begin: Float[Array, " q"], max_iterations: int, tolerance: float
 ) -> tuple[Any, ...]:

@@ -12,6 +12,7 @@ from akjax.arrays import Array
 from akjax.cost import AbstractCostModel
 from akjax.features import StepFeatures
 
+from .compiling import quick_options
 from .loss import relative_residuals
 from .search import coordinates_of, scattered
 
@@ -111,7 +112,8 @@ def fit_many(
             error = jnp.sqrt(jnp.sum(residuals(best)[: len(ms)] ** 2))
             return unravel(jnp.where(is_time, values * slower, values)), error
 
-        models, errors = jax.jit(jax.vmap(fit_set))(_broadcast(steps, ms.shape), ms, weights)
+        fit_sets = jax.jit(jax.vmap(fit_set), compiler_options=quick_options())
+        models, errors = fit_sets(_broadcast(steps, ms.shape), ms, weights)
         return ManyFits(jax.tree.map(np.asarray, models), np.asarray(errors))
 
 

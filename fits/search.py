@@ -22,6 +22,8 @@ _SMALL, _AT_ZERO = 0.02, 0.1
 # What is added to a curvature's diagonal, as a share of its mean: a direction that the steps say next to nothing about
 # is not worth a step of thousands.
 _RIDGE = 1e-4
+# Of the fall that a line's slope promises, how much is enough; and of the slope itself, what may be left.
+_FALLS, _FLATTENS = 1e-4, 0.9
 # The damping of Newton's method to begin with, as a share of the curvature, what a step that was taken and one that was
 # not make of it, the least, and the damping at which no step is left that would help.
 _DAMPING, _TAKEN, _REFUSED, _LEAST_DAMPING, _MOST_DAMPING = 1e-3, 0.1, 10.0, 1e-10, 1e10
@@ -139,12 +141,41 @@ class Local(NamedTuple):
     curvature: Float[Array, "p p"]
 
 
+class _Line(NamedTuple):
+    """A search along a line.
+
+    Attributes:
+        at: where the line begins, whitened.
+        value: of the loss there.
+        gradient: there.
+        along: the line's direction.
+        state: of L-BFGS there.
+        low: the share of `along` that is known to be too little.
+        high: that which is known to be too much.
+        share: to look at next.
+        iterations: looks taken.
+    """
+
+    at: Float[Array, " p"]
+    value: Float[Array, ""]
+    gradient: Float[Array, " p"]
+    along: Float[Array, " p"]
+    state: Any
+    low: Float[Array, ""]
+    high: Float[Array, ""]
+    share: Float[Array, ""]
+    iterations: Int[Array, ""]
+
+
 def minimised(
     loss: Loss, start: Float[Array, " p"], curvature: Float[Array, "p p"], max_iterations: int, tolerance: float
 ) -> Found:
-    """The minimum of a loss, by L-BFGS with exact gradients (Nocedal & Wright, Numerical Optimization, 2006, ch. 7).
+    """The minimum of a loss, by L-BFGS with exact gradients (Nocedal & Wright, Numerical Optimization, 2006, ch. 7),
+    each line halved until the loss falls and flattens enough (Lewis & Overton, Math. Programming 141, 2013).
 
-    Finds its way from afar; from nearby `descended` takes far fewer looks at the steps.
+    Finds its way from afar; from nearby `descended` takes far fewer looks at the steps. An iteration is one look, be it
+    at a new line or further along the last: optax's own search of the line writes the loss down three times, which
+    takes twice as long to compile, and of searches side by side all wait for the one with the longest line.
 
     Args:
         loss: to minimise.
@@ -155,30 +186,33 @@ def minimised(
         tolerance: of the gradient's largest element.
     """
     whiten = _whitening(curvature)
+    solver = optax.scale_by_lbfgs()
+    whole = (jnp.asarray(0.0), jnp.asarray(jnp.inf), jnp.asarray(1.0))  # of a line, from its beginning
+    look = jax.value_and_grad(lambda z: loss(start + whiten @ z))
 
-    @jax.jit  # traced once, however often the solver asks
-    def whitened(z: Float[Array, " p"]) -> Float[Array, ""]:
-        return loss(start + whiten @ z)
+    def go_on(line: _Line) -> Bool[Array, ""]:
+        return (jnp.max(jnp.abs(line.gradient)) > tolerance) & (line.iterations < max_iterations)
 
-    # A search of the line that only backs off compiles in half the time, and stalls far from the minimum.
-    solver = optax.lbfgs()
-    value_and_gradient = optax.value_and_grad_from_state(whitened)
+    def iterate(line: _Line) -> _Line:
+        at = line.at + line.share * line.along
+        value, gradient = look(at)
+        slope = line.gradient @ line.along
+        falls = value <= line.value + _FALLS * line.share * slope  # not if it is no number
+        flattens = gradient @ line.along >= _FLATTENS * slope
+        uphill, state = solver.update(gradient, line.state, at)
+        begun = _Line(at, value, gradient, -jnp.asarray(uphill), state, *whole, line.iterations + 1)
+        low = jnp.where(falls, line.share, line.low)
+        high = jnp.where(falls, line.high, line.share)
+        share = jnp.where(jnp.isfinite(high), 0.5 * (low + high), 2.0 * low)
+        further = line._replace(low=low, high=high, share=share, iterations=line.iterations + 1)
+        return jax.tree.map(lambda new, old: jnp.where(falls & flattens, new, old), begun, further)
 
-    def go_on(carry: Any) -> Any:
-        _, _, gradient, iterations = carry
-        return (jnp.max(jnp.abs(gradient)) > tolerance) & (iterations < max_iterations)
-
-    def iterate(carry: Any) -> Any:
-        z, state, _, iterations = carry
-        value, gradient = value_and_gradient(z, state=state)
-        updates, state = solver.update(gradient, state, z, value=value, grad=gradient, value_fn=whitened)
-        return optax.apply_updates(z, updates), state, optax.tree.get(state, "grad"), iterations + 1
-
-    z = jnp.zeros_like(start)
-    z, state, gradient, iterations = jax.lax.while_loop(
-        go_on, iterate, (z, solver.init(z), jnp.full_like(z, jnp.inf), jnp.asarray(0))
-    )
-    return Found(start + whiten @ z, optax.tree.get(state, "value"), iterations, jnp.max(jnp.abs(gradient)))
+    # A line of no length from above everything: the first look ends it.
+    nowhere = jnp.zeros_like(start)
+    steep = jnp.full_like(start, jnp.finfo(start.dtype).max)
+    begin = _Line(nowhere, jnp.asarray(jnp.inf), steep, nowhere, solver.init(nowhere), *whole, jnp.asarray(0))
+    found = jax.lax.while_loop(go_on, iterate, begin)
+    return Found(start + whiten @ found.at, found.value, found.iterations, jnp.max(jnp.abs(found.gradient)))
 
 
 def descended(
