@@ -32,7 +32,12 @@ def log_residuals(predicted_ms: Float[Array, " steps"], ms: Float[Array, " steps
 
 def weighted_mean(values: Float[Array, " steps"], weights: Float[Array, " steps"]) -> Float[Array, ""]:
     """The mean of what has a weight, each value as often as its weight says."""
-    return jnp.sum(jnp.where(weights > 0, weights * values, 0.0)) / jnp.sum(weights)
+    return weighted_sum(values, weights) / jnp.sum(weights)
+
+
+def weighted_sum(values: Float[Array, " steps"], weights: Float[Array, " steps"]) -> Float[Array, ""]:
+    """The sum of what has a weight, each value as often as its weight says."""
+    return jnp.sum(jnp.where(weights > 0, weights * values, 0.0))
 
 
 def robust_loss(residuals: Float[Array, "*steps"], log_scale: Float[Array, ""]) -> Float[Array, "*steps"]:

@@ -122,7 +122,7 @@ class Found(NamedTuple):
 
     Attributes:
         at: the coordinates.
-        value: of the loss there.
+        value: of the loss where it was last looked at.
         iterations: that it took.
         slope: the gradient's largest element there, in coordinates in which the loss curves by 1 in every direction.
     """
@@ -228,7 +228,8 @@ def descended(
         local: the loss about a place. The nearer its curvature, the fewer iterations.
         start: where to begin.
         max_iterations: after which to give up, the refused ones included.
-        tolerance: of the gradient's largest element, in coordinates in which the loss curves by 1.
+        tolerance: of the gradient's largest element, in coordinates in which the loss curves by 1. Once it is as small
+            the step from there is the last and is not looked at: the nearer the curvature, the less is left after it.
     """
 
     def go_on(carry: Any) -> Any:
@@ -254,8 +255,10 @@ def descended(
 
     nowhere = Local(jnp.asarray(jnp.finfo(jnp.float64).max), jnp.zeros_like(start), jnp.eye(len(start)))
     begin = (start, jnp.asarray(_DAMPING), jnp.asarray(0), jnp.asarray(jnp.inf), start, nowhere, jnp.zeros_like(start))
-    _, _, looks, slope, at, here, _ = jax.lax.while_loop(go_on, iterate, begin)
-    return Found(at, here.value, looks - 1, slope), here
+    _, _, looks, slope, at, here, least = jax.lax.while_loop(go_on, iterate, begin)
+    units, sizes, axes = _axes(here.curvature, least)
+    last = units * (axes @ (axes.T @ (units * here.gradient) / (sizes + _RIDGE * len(sizes))))
+    return Found(jnp.where(slope <= tolerance, at - last, at), here.value, looks - 1, slope), here
 
 
 def _whitening(curvature: Float[Array, "p p"]) -> Float[Array, "p p"]:
