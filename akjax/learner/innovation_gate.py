@@ -32,6 +32,9 @@ TINY_MS = 1e-6
 # How quickly the noise follows what the residuals show, and its limits: relative standard deviations of a step's time.
 NOISE_RATE = 0.02
 LEAST_NOISE, MOST_NOISE = 0.005, 0.2
+# The same of the speed's drift, as variances: from next to none to a machine that is another within ten steps.
+DRIFT_RATE = 0.02
+LEAST_DRIFT, MOST_DRIFT = 1e-6, 1e-2
 # What is left of a run of surprises after a step that was none. A single spike is soon forgotten, and yet a run grows
 # where every other step surprises, as when only one of two draft lengths in turn has become dearer.
 RUN_DECAY = 0.8
@@ -42,11 +45,15 @@ class GateMemory(eqx.Module):
 
     Attributes:
         noise: variance of the logarithm of a step's time about its true prediction.
+        drift: variance that the logarithm of the machine's speed gains at each step that teaches.
+        innovation: of the last step that taught, in its expected standard deviations; 0 before the first.
         run: how many surprises to one side there were lately.
         surprise: 1 or -1, the side of the last of them; 0 before the first.
     """
 
     noise: Float[Array, ""]
+    drift: Float[Array, ""]
+    innovation: Float[Array, ""]
     run: Float[Array, ""]
     surprise: Float[Array, ""]
 
@@ -60,15 +67,17 @@ class InnovationGate(AbstractCostLearner):
     that need not be positive (`spread` None) are learned as they are.
 
     A machine's speed wanders, by its heat and by what else it does, and it does so for all steps alike. So that factor
-    has a drift (`scale_drift`): what the last steps say of the speed is believed at once, and what one draft length
-    costs against another is read off steps that lie near each other in time.
+    has a drift: what the last steps say of the speed is believed at once, and what one draft length costs against
+    another is read off steps that lie near each other in time. How quickly it wanders is learned: the innovations of a
+    filter that assumes the right drift follow each other without any likeness, those of one that assumes too little
+    lie to the same side, and those of one that assumes too much to alternate sides.
 
     A step is let in if its innovation is within `gate` of the standard deviations that the filter expects. A run of
     surprises to one side is no chance: the speed has changed, so it counts as unknown again and the step is let in.
     The proportions of the parameters stay: what looked like a change of the machine may have been its noise, or a
     batch of a size that was not seen before, and they took long to learn.
 
-    The noise of a step is learned as well, from the innovations (Mehra, IEEE Trans. Automatic Control 15, 1970): it
+    The noise of a step is learned from the innovations too (both as Mehra, IEEE Trans. Automatic Control 15, 1970): it
     holds what the form cannot say, and so keeps a form that does not fit from growing too sure of itself.
 
     The coordinates of the covariance are these logarithms, in the order of `model.parameters()`.
@@ -76,7 +85,7 @@ class InnovationGate(AbstractCostLearner):
     Attributes:
         scale_spread: standard deviation of the logarithm of the machine's speed, about the prior model's.
         restart_spread: the same about a model that was fitted on steps of the machine.
-        scale_drift: variance that it gains at each step that teaches.
+        scale_drift: variance that it gains at each step that teaches, as is assumed first.
         noise: the relative noise of a step's time that is assumed first.
         gate: expected standard deviations beyond which an innovation is a surprise.
         run: surprises to one side after which the speed counts as unknown again.
@@ -84,7 +93,7 @@ class InnovationGate(AbstractCostLearner):
 
     scale_spread: float = eqx.field(static=True, default=1.0)
     restart_spread: float = eqx.field(static=True, default=0.1)
-    scale_drift: float = eqx.field(static=True, default=1e-4)
+    scale_drift: float = eqx.field(static=True, default=3e-4)
     noise: float = eqx.field(static=True, default=0.05)
     gate: float = eqx.field(static=True, default=4.0)
     run: float = eqx.field(static=True, default=4.0)
@@ -130,7 +139,13 @@ class InnovationGate(AbstractCostLearner):
             error=jnp.zeros(()),
             taught=jnp.zeros((), jnp.int32),
             predicted_ms=jnp.zeros(()),
-            memory=GateMemory(noise=jnp.asarray(self.noise**2), run=jnp.zeros(()), surprise=jnp.zeros(())),
+            memory=GateMemory(
+                noise=jnp.asarray(self.noise**2),
+                drift=jnp.asarray(self.scale_drift),
+                innovation=jnp.zeros(()),
+                run=jnp.zeros(()),
+                surprise=jnp.zeros(()),
+            ),
         )
 
     def learn(self, state: CostState, step: StepFeatures, ms: Float[Array, ""], teaches: Bool[Array, ""]) -> CostState:
@@ -143,9 +158,10 @@ class InnovationGate(AbstractCostLearner):
         predicted = jnp.exp(log_ms)
         innovation = jnp.log(jnp.maximum(ms, TINY_MS)) - log_ms
 
-        drift = np.diag([p.log_drift for p in parameters]) + self.scale_drift * _shared(parameters)
+        drift = np.diag([p.log_drift for p in parameters]) + memory.drift * _shared(parameters)
         prior = state.belief.covariance + drift
-        surprises = innovation**2 > self.gate**2 * (slopes @ prior @ slopes + memory.noise)
+        expected = slopes @ prior @ slopes + memory.noise
+        surprises = innovation**2 > self.gate**2 * expected
 
         same_side = memory.surprise * innovation >= 0
         run = jnp.where(surprises, jnp.where(same_side, memory.run, 0.0) + 1.0, RUN_DECAY * memory.run)
@@ -163,9 +179,14 @@ class InnovationGate(AbstractCostLearner):
         accepted = teaches & (~surprises | reopens)
         # E[innovation**2] = variance, if the noise is right.
         noise = jnp.clip(memory.noise + NOISE_RATE * (innovation**2 - variance), LEAST_NOISE**2, MOST_NOISE**2)
+        # E[innovation * last one] = 0, if the drift is right.
+        standard = innovation / jnp.sqrt(expected)
+        wandering = memory.drift * jnp.exp(DRIFT_RATE * jnp.clip(standard * memory.innovation, -1.0, 1.0))
         state = counted(state, accepted, Belief(from_mean(mean), covariance), jnp.abs(ms - predicted) / predicted)
         memory = GateMemory(
             noise=jnp.where(teaches & ~surprises, noise, memory.noise),
+            drift=jnp.where(teaches & ~surprises, jnp.clip(wandering, LEAST_DRIFT, MOST_DRIFT), memory.drift),
+            innovation=jnp.where(teaches & ~surprises, standard, memory.innovation),
             run=jnp.where(teaches, jnp.where(reopens, 0.0, run), memory.run),
             surprise=jnp.where(teaches, side, memory.surprise),
         )

@@ -49,20 +49,22 @@ def test_any_run_of_a_dense_cost_follows_the_oracle() -> None:
     rng = np.random.default_rng(3)
     gate = InnovationGate()
     state = gate.init(dense_cost(20.0, 0.5))
-    x, P, noise = np.log([20.0, 0.5]), np.diag([0.25, 0.25]) + 1.0, 0.05**2
+    x, P, noise, drift, last = np.log([20.0, 0.5]), np.diag([0.25, 0.25]) + 1.0, 0.05**2, 3e-4, 0.0
     for _ in range(200):
         tokens = float(rng.integers(2, 40))
         ms = (8.0 + 0.9 * tokens) * np.exp(rng.normal(0, 0.03))
         state = taught(gate, state, [(tokens, ms)])
         parts = np.exp(x) * [1.0, tokens]
         slopes = parts / parts.sum()
-        P = P + 1e-4
+        P = P + drift
         innovation, variance = np.log(ms / parts.sum()), slopes @ P @ slopes + noise
         assert innovation**2 < gate.gate**2 * variance
         gain = P @ slopes / variance
         x = x + gain * innovation
         P = P - np.outer(gain, slopes @ P)
         noise = np.clip(noise + 0.02 * (innovation**2 - variance), 0.005**2, 0.2**2)
+        standard = innovation / np.sqrt(variance)
+        drift, last = np.clip(drift * np.exp(0.02 * np.clip(standard * last, -1.0, 1.0)), 1e-6, 1e-2), standard
         np.testing.assert_allclose([np.ravel(leaf)[0] for leaf in jax.tree.leaves(state.belief.model)], np.exp(x), 1e-9)
         np.testing.assert_allclose(np.asarray(state.belief.covariance), P, rtol=1e-7, atol=1e-12)
 
@@ -93,19 +95,34 @@ def test_after_a_run_of_surprises_the_speed_is_unknown_again_and_the_proportions
     assert predicted(state, 4.0) == pytest.approx(22.0, rel=1e-3)
     x = np.log([float(leaf) for leaf in jax.tree.leaves(state.belief.model)])
     P, noise = np.asarray(state.belief.covariance), float(state.memory.noise)
+    drift = float(state.memory.drift)
     assert int(state.taught) == 400
     state = taught(gate, state, [(4.0, 110.0)])
     assert int(state.taught) == 401
 
     parts = np.exp(x) * [1.0, 4.0]
     slopes = parts / parts.sum()
-    P = P + 1e-4 + 1.0
+    P = P + drift + 1.0
     gain = P @ slopes / (slopes @ P @ slopes + noise)
     expected = np.exp(x + gain * np.log(110.0 / parts.sum()))
     np.testing.assert_allclose(jax.tree.leaves(state.belief.model), expected, rtol=1e-9)
     np.testing.assert_allclose(np.asarray(state.belief.covariance), P - np.outer(gain, slopes @ P), rtol=1e-7)
     # So a step of 40 tokens, not seen since, is known to take five times as long too.
     assert predicted(state, 40.0) == pytest.approx(5 * 112.0, rel=0.02)
+
+
+@pytest.mark.parametrize(("wanders", "low", "high"), [(0.0, 1e-6, 1e-4), (0.003, 1e-6, 2e-4), (0.03, 3e-4, 3e-3)])
+def test_how_quickly_the_machine_wanders_is_learned(wanders: float, low: float, high: float) -> None:
+    rng = np.random.default_rng(5)
+    speeds = np.exp(np.cumsum(wanders * rng.standard_normal(4000)))
+    ms = speeds * 20.0 * np.exp(0.05 * rng.standard_normal(4000))
+    gate = InnovationGate()
+    state, drifts = gate.init(Constant(20.0)), []
+    for step in ms:
+        state = taught(gate, state, [(1.0, float(step))])
+        drifts.append(float(state.memory.drift))
+    # The true one is wanders**2: 0, 9e-6 and 9e-4.
+    assert low <= np.median(drifts[2000:]) <= high
 
 
 def test_a_machine_that_is_twice_as_slow_for_a_while_leaves_the_proportions_as_they_were() -> None:
