@@ -272,6 +272,8 @@ def _fault(step: Step) -> str | None:
         return "lists of unequal length"
     if any(map(gt, accepted, drafted)):
         return "more accepted than drafted"
+    if step.tokens < step.requests:
+        return "fewer tokens than requests"
     if len(set(step.request)) != rows:
         return "a request twice in a step"
     return None

@@ -91,12 +91,13 @@ COUNTS = numbers(2**53)
 def step_fields(draw: st.DrawFn) -> dict[str, Any]:
     request = draw(st.lists(numbers(2**31 - 1), max_size=6, unique=True))
     drafted = [draw(numbers(2**15 - 1, 1)) for _ in request]
+    requests = draw(numbers(2**53, 1))
     return dict(
         time=draw(FINITE),
         gap_ms=draw(st.none() | st.floats(0, 1e300)),
         untaught=draw(st.sampled_from(get_args(Untaught))),
-        tokens=draw(numbers(2**53, 1)),
-        requests=draw(numbers(2**53, 1)),
+        tokens=draw(st.integers(requests, 2**53)),
+        requests=requests,
         prefill=draw(COUNTS),
         context=draw(COUNTS),
         drafts=draw(COUNTS),
@@ -218,6 +219,7 @@ def test_sound_lines_are_the_same_with_and_without_unsound_ones_among_them(
         (changed(step(), cut=[0]), "lists of unequal length"),
         (changed(step(), request=[]), "lists of unequal length"),
         (changed(step(), accepted=[4, 3]), "more accepted than drafted"),
+        (changed(step(), tokens=1, requests=2), "fewer tokens than requests"),
         (changed(step(), request=[1, 1]), "a request twice in a step"),
     ],
 )

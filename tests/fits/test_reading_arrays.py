@@ -48,6 +48,7 @@ def test_gaps_that_are_steps_times_are_taken_and_others_counted(tmp_path: Path) 
             step(untaught="change", gap_ms=7.0),
             step(gap_ms=None),
             step(gap_ms=0.0),
+            step(gap_ms=1e-300),
         )
     )
     steps = cost_steps(log)
@@ -62,7 +63,7 @@ def test_gaps_that_are_steps_times_are_taken_and_others_counted(tmp_path: Path) 
         "the engine was idle in the gap": 2,
         "the step is unknown": 1,
         "no gap": 1,
-        "a gap of 0 ms": 1,
+        "a gap below a microsecond": 2,
     }
 
 
