@@ -88,7 +88,7 @@ def some_steps(draw: st.DrawFn) -> list[dict[str, Any]]:
                 accepted=[draw(st.integers(0, d)) for d in drafted],
                 cut=[0] * len(request),
                 mode=[draw(st.integers(0, 2)) for _ in request],
-                requests=draw(st.integers(1, 5)),
+                requests=draw(st.integers(1, 4)),
             )
         )
     return steps
