@@ -1,6 +1,6 @@
 """The step log: a record of every step, written to files by a thread of its own. No vLLM here.
 
-A step costs the scheduler's thread a few microseconds: it puts a tuple of numbers into a queue. All the rest, making a
+A step costs the scheduler's thread a few microseconds: it puts what it saw into a queue. All the rest, making a
 record of them, encoding and writing it, is the thread's. Whatever goes wrong there ends the log and nothing else.
 """
 

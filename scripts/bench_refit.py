@@ -176,7 +176,7 @@ def fitting(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def awake(seconds: float) -> None:
-    """Keeps the thread at work in Python, as an engine's scheduler is before it logs."""
+    """Keeps the thread at work in Python, its caches warm: the least that logging can cost."""
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
         pass
