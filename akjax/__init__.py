@@ -1,7 +1,7 @@
 """akjax: how many drafted tokens should the next step verify?"""
 
 from akjax.acceptance import AbstractAcceptanceModel, DraftForecast, LogitFilter, RunningRates, Verified, survival
-from akjax.compiled_controller import CompiledController, DraftLengths, DraftOutcome, StepMeasures
+from akjax.compiled_controller import CompiledController, DraftLengths, DraftOutcomes, StepMeasures
 from akjax.controller import (
     CODE,
     TOOL,
@@ -92,7 +92,7 @@ __all__ = [
     "DiverseTokens",
     "DraftForecast",
     "DraftLengths",
-    "DraftOutcome",
+    "DraftOutcomes",
     "Drafting",
     "ExpertReads",
     "FixedCost",

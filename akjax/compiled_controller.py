@@ -1,12 +1,13 @@
 """The controller as a serving process calls it: host memory in and out, compiled once for every size."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, UInt8
 
 from akjax.controller import Batch, Controller, ControllerState, Observations, Outcome, RequestRows
 from akjax.cost.model import AbstractCostModel
@@ -16,13 +17,20 @@ from akjax.one_kernel import compiled_for_cpu
 from akjax.packing import Layout
 
 
-class DraftOutcome(NamedTuple):
-    """What became of one request's drafts in a step: `accepted` of `drafted` >= 1, while its text was in `mode`."""
+class DraftOutcomes(NamedTuple):
+    """What became of a step's drafts, a column of each, in output order.
 
-    request_id: str
-    drafted: int
-    accepted: int
-    mode: int
+    Attributes:
+        request_ids: of the requests that had any, each once.
+        drafted: of each, at least 1.
+        accepted: of those.
+        modes: of the requests' texts at the time.
+    """
+
+    request_ids: Sequence[str] = ()
+    drafted: Sequence[int] = ()
+    accepted: Sequence[int] = ()
+    modes: Sequence[int] = ()
 
 
 class DraftLengths(NamedTuple):
@@ -48,6 +56,12 @@ class StepMeasures(NamedTuple):
     uneven: bool = False
 
 
+_Counts = UInt8[np.ndarray, " n"]
+_MOST_DRAFTS = 255
+_NONE = np.zeros(0, np.uint8)
+_ONE = np.uint8(1)
+
+
 class _Pending(NamedTuple):
     """A step's output that the controller has been told of and the compiled step has not yet."""
 
@@ -55,12 +69,20 @@ class _Pending(NamedTuple):
     ms: float
     teaches: bool
     slots: list[int]
-    drafted: list[int]
-    accepted: list[int]
-    mode: list[int]
+    drafted: _Counts
+    accepted: _Counts
+    modes: _Counts
 
 
-_NOTHING = _Pending(StepMeasures(0, 0), 0.0, False, [], [], [], [])
+class _Requests(NamedTuple):
+    """Some requests and their slots."""
+
+    ids: list[str]
+    slots: list[int]
+
+
+_NOBODY = _Requests([], [])
+_NOTHING = _Pending(StepMeasures(0, 0), 0.0, False, [], _NONE, _NONE, _NONE)
 
 
 class CompiledController:
@@ -89,10 +111,12 @@ class CompiledController:
         `covariance` is that of a fitted `cost`; None for the prior of its form.
 
         Raises:
-            ValueError: `cost` does not name its parameters, or `max_requests` is not positive.
+            ValueError: `cost` does not name its parameters, `max_requests` is not positive, or K is above 255.
         """
         if max_requests < 1:
             raise ValueError(f"max_requests must be at least 1, given {max_requests}")
+        if controller.draft_limit > _MOST_DRAFTS:
+            raise ValueError(f"K must be at most {_MOST_DRAFTS}, given {controller.draft_limit}")
         self.learns_cost = controller.learner.learns
         self.expects_exact_times = controller.learner.expects_exact_times
         self.counts_unobserved = controller.policy.counts_unobserved
@@ -117,6 +141,9 @@ class CompiledController:
         self._free = list(range(len(self._rows)))
         self._leaving: list[int] = []
         self._pending = _NOTHING
+        # From step to step the requests are mostly the same: what was made of them for the last step is kept.
+        self._decoding, self._observed = _NOBODY, _NOBODY
+        self._loaded: _CompiledStep | None = None
 
     @property
     def taught(self) -> int:
@@ -132,7 +159,7 @@ class CompiledController:
         """Whether the request has been observed or, where unobserved ones count too, decided for."""
         return request_id in self._slots
 
-    def observe(self, *, step: StepMeasures, ms: float, teaches: bool, outcomes: Iterable[DraftOutcome]) -> None:
+    def observe(self, *, step: StepMeasures, ms: float, teaches: bool, outcomes: DraftOutcomes) -> None:
         """Takes a step's output: what it was, its time, and its drafts in output order.
 
         Args:
@@ -145,21 +172,13 @@ class CompiledController:
             ValueError: more outcomes than requests can run at once, or one that no step can have.
         """
         self._settle_pending()
-        outcomes = list(outcomes)
-        if len(outcomes) > self._steps[-1].size:
-            raise ValueError(f"{len(outcomes)} outcomes, but at most {self._steps[-1].size} requests run at once")
-        for outcome in outcomes:
-            if not 0 <= outcome.accepted <= outcome.drafted or not 1 <= outcome.drafted <= self._draft_limit:
-                raise ValueError(f"drafted must be 1 to {self._draft_limit}, accepted 0 to drafted, given {outcome}")
-        self._pending = _Pending(
-            step,
-            ms,
-            teaches,
-            slots=[self._slot_of(outcome.request_id) for outcome in outcomes],
-            drafted=[outcome.drafted for outcome in outcomes],
-            accepted=[outcome.accepted for outcome in outcomes],
-            mode=[outcome.mode for outcome in outcomes],
-        )
+        request_ids = outcomes.request_ids
+        if len(request_ids) > self._steps[-1].size:
+            raise ValueError(f"{len(request_ids)} outcomes, but at most {self._steps[-1].size} requests run at once")
+        drafted, accepted, modes = self._checked(outcomes)
+        if request_ids != self._observed.ids:
+            self._observed = _Requests(list(request_ids), [self._slot_of(request_id) for request_id in request_ids])
+        self._pending = _Pending(step, ms, teaches, self._observed.slots, drafted, accepted, modes)
 
     def decide(self, request_ids: Sequence[str], modes: Sequence[int], context: int = 0) -> DraftLengths:
         """The draft lengths of the requests, given in the step's order with the mode of each one's text.
@@ -172,17 +191,21 @@ class CompiledController:
         Raises:
             KeyError: a request that has never been observed, where only observed ones are counted.
         """
-        slots_of = self._slot_of if self.counts_unobserved else self._slots.__getitem__
-        slots = [slots_of(request_id) for request_id in request_ids]
-        if len({*slots, *self._pending.slots}) > self._steps[-1].size:
+        if request_ids != self._decoding.ids:
+            slots_of = self._slot_of if self.counts_unobserved else self._slots.__getitem__
+            self._decoding = _Requests(list(request_ids), [slots_of(request_id) for request_id in request_ids])
+        slots = self._decoding.slots
+        most = self._steps[-1].size
+        if len(slots) + len(self._pending.slots) > most and len({*slots, *self._pending.slots}) > most:
             self._settle_pending()
-        return self._run(self._pending, slots, modes, context)
+        return self._run(self._pending, slots, bytes(modes), context)
 
     def forget(self, request_id: str) -> None:
         """Drops the request's state, after the observation that is still to be taken in."""
         slot = self._slots.pop(request_id, None)
         if slot is None:
             return
+        self._decoding, self._observed = _NOBODY, _NOBODY
         self._leaving.append(slot)
         if self._pending is _NOTHING:
             self._release_leaving()
@@ -201,11 +224,12 @@ class CompiledController:
             KeyError: the request has never been observed.
         """
         self._settle_pending()
+        self._unload()
         return self._steps[0].states(self._rows[self._slots[request_id]])
 
     def _settle_pending(self) -> None:
         if self._pending is not _NOTHING:
-            self._run(self._pending, [], [])
+            self._run(self._pending, [], b"")
 
     def _slot_of(self, request_id: str) -> int:
         slot = self._slots.get(request_id)
@@ -221,27 +245,37 @@ class CompiledController:
     def _release_leaving(self) -> None:
         if not self._leaving:
             return
+        self._unload()
         self._rows[self._leaving] = 0.0
         self._free.extend(self._leaving)
         self._leaving.clear()
 
-    def _run(self, outcome: _Pending, batch_slots: list[int], modes: Sequence[int], context: int = 0) -> DraftLengths:
-        row_of = {slot: row for row, slot in enumerate(dict.fromkeys((*batch_slots, *outcome.slots)))}
-        slots = list(row_of)
-        step = self._steps[_size_index(max(len(slots), 1))]
-        decision = step(
-            self._state,
-            self._rows,
-            slots,
-            outcome,
-            observed=[row_of[slot] for slot in outcome.slots],
-            decoding=[row_of[slot] for slot in batch_slots],
-            modes=modes,
-            scalars=(*outcome.step, outcome.ms, outcome.teaches, context),
-        )
+    def _run(self, outcome: _Pending, batch_slots: list[int], modes: bytes, context: int = 0) -> DraftLengths:
+        step = self._loaded
+        if step is None or not step.holds(batch_slots, outcome.slots):
+            self._unload()
+            step = self._loaded = self._steps[_size_index(max(len({*batch_slots, *outcome.slots}), 1))]
+            step.load(self._rows, batch_slots, outcome.slots)
+        decision = step(self._state, outcome, np.frombuffer(modes, np.uint8), context)
         self._pending = _NOTHING
         self._release_leaving()
         return decision
+
+    def _unload(self) -> None:
+        if self._loaded is not None:
+            self._loaded.unload(self._rows)
+            self._loaded = None
+
+    def _checked(self, outcomes: DraftOutcomes) -> tuple[_Counts, _Counts, _Counts]:
+        """The columns of drafted, accepted and modes."""
+        limit = self._draft_limit
+        with suppress(ValueError):  # what is no byte
+            drafted, accepted, modes = (np.frombuffer(bytes(column), np.uint8) for column in outcomes[1:])
+            as_many = len(outcomes.request_ids) == len(drafted) == len(accepted) == len(modes)
+            # What is below 1 wraps to 255.
+            if as_many and np.logical_and.reduce((drafted - _ONE < limit) & (accepted <= drafted)):
+                return drafted, accepted, modes
+        raise ValueError(_impossible(outcomes, limit))
 
 
 def _size_index(requests: int) -> int:
@@ -276,56 +310,64 @@ class _CompiledStep:
         layout_in = Layout(example)
         self.size = size
         self._row_layout = row_layout
-        # The buffer is written anew each step. The call may read it without a copy, which is why its output is
-        # waited for before anyone can write again.
+        # Between calls it holds the rows of the requests it was loaded with, as the last call left them. The call may
+        # read it without a copy, which is why its output is waited for before anyone can write again.
         self._flat = np.zeros(layout_in.size)
         # Views into it, each bound once: looking up a field of an equinox module takes half a microsecond.
         self._state, self._rows, outcome, batch = layout_in.views(self._flat)
+        self._all_rows = self._rows.reshape(-1)
         seen = outcome.observations
+        self._observed, self._decoding = seen.row, batch.row
+        self._drafted, self._accepted, self._mode, self._mode_now = seen.drafted, seen.accepted, seen.mode, batch.mode
+        _, _, outcome, batch = layout_in.slices()
         features = [getattr(outcome.step, name) for name in StepMeasures._fields]
-        self._scalars = (*features, outcome.ms, outcome.teaches, batch.context)
-        self._observed = (seen.row, seen.drafted, seen.accepted, seen.mode)
-        self._batch = (batch.row, batch.mode)
+        self._scalars = [place.start for place in (*features, outcome.ms, outcome.teaches, batch.context)]
+        self._slots: list[int] = []
+        self._batch_slots: list[int] = []
+        self._observed_slots: list[int] = []
         signature = jax.ShapeDtypeStruct(self._flat.shape, self._flat.dtype, sharding=sharding)
         with jax.enable_x64(True):
-            layout_out = self._layout_out = Layout(jax.eval_shape(step, example))
+            layout_out = Layout(jax.eval_shape(step, example))
             self._call = compiled_for_cpu(lambda flat: layout_out.pack(step(layout_in.unpack(flat))), signature)
+        self._new_state, self._new_rows, self._draft_length, self._each = layout_out.slices()
 
-    def __call__(
-        self,
-        state: Float[np.ndarray, " s"],
-        table: Float[np.ndarray, "capacity r"],
-        slots: list[int],
-        outcome: _Pending,
-        *,
-        observed: list[int],
-        decoding: list[int],
-        modes: Sequence[int],
-        scalars: tuple[float | int | bool, ...],
-    ) -> DraftLengths:
-        """Steps `state` and the rows of `table` at `slots` in place; `observed` and `decoding` index `slots`."""
+    def holds(self, batch: list[int], observed: list[int]) -> bool:
+        """Whether it was loaded with these requests in a step, and these in its output."""
+        return batch == self._batch_slots and observed == self._observed_slots
+
+    def load(self, table: Float[np.ndarray, "capacity r"], batch: list[int], observed: list[int]) -> None:
+        """Takes the rows of the requests in a step and in its output from `table`, at these slots."""
+        row_of = {slot: row for row, slot in enumerate(dict.fromkeys((*batch, *observed)))}
+        self._slots, self._batch_slots, self._observed_slots = list(row_of), batch, observed
+        self._rows[: len(row_of)] = table[self._slots]
+        for view, slots in ((self._decoding, batch), (self._observed, observed)):
+            view[: len(slots)] = [row_of[slot] for slot in slots]
+            view[len(slots) :] = self.size  # padding
+
+    def unload(self, table: Float[np.ndarray, "capacity r"]) -> None:
+        """Puts the rows back."""
+        table[self._slots] = self._rows[: len(self._slots)]
+
+    def __call__(self, state: Float[np.ndarray, " s"], outcome: _Pending, modes: _Counts, context: int) -> DraftLengths:
+        """Steps `state` and the rows in place, for the requests it was loaded with; `modes` are of those decoding."""
+        flat, observed, decoding = self._flat, len(outcome.slots), len(self._batch_slots)
         self._state[:] = state
-        self._rows[: len(slots)] = table[slots]
-        for view, value in zip(self._scalars, scalars, strict=True):
-            view[...] = value
-        self._fill(self._observed, (observed, outcome.drafted, outcome.accepted, outcome.mode))
-        self._fill(self._batch, (decoding, modes))
+        for at, value in zip(self._scalars, (*outcome.step, outcome.ms, outcome.teaches, context), strict=True):
+            flat[at] = value
+        self._drafted[:observed] = outcome.drafted
+        self._accepted[:observed] = outcome.accepted
+        self._mode[:observed] = outcome.modes
+        self._mode_now[:decoding] = modes
         with jax.enable_x64(True):
-            packed = np.asarray(self._call(self._flat))
-        new_state, rows, draft_length, each = self._layout_out.views(packed)
-        state[:] = new_state
-        table[slots] = rows[: len(slots)]
-        return DraftLengths(int(draft_length), None if each is None else each[: len(decoding)].astype(int))
+            packed = np.asarray(self._call(flat))
+        state[:] = packed[self._new_state]
+        self._all_rows[:] = packed[self._new_rows]
+        each = None if self._each is None else packed[self._each][:decoding].astype(int)
+        return DraftLengths(int(packed[self._draft_length.start]), each)
 
     def states(self, row: Float[np.ndarray, " r"]) -> Any:
         """The acceptance model's state of one row, as views."""
         return self._row_layout.views(row).states
-
-    def _fill(self, views: tuple[Any, ...], columns: tuple[Sequence[int], ...]) -> None:
-        """Writes the columns, the first of which holds rows; the rest is padding, which its row alone marks."""
-        for view, values in zip(views, columns, strict=True):
-            view[: len(values)] = values
-        views[0][len(columns[0]) :] = self.size
 
 
 def _example_inputs(size: int) -> tuple[Outcome, Batch]:
@@ -340,3 +382,16 @@ def _example_inputs(size: int) -> tuple[Outcome, Batch]:
         observations=Observations(row=each, drafted=each, accepted=each, mode=each),
     )
     return outcome, Batch(row=each, mode=each, context=number)
+
+
+def _impossible(outcomes: DraftOutcomes, draft_limit: int) -> str:
+    """What is wrong with outcomes that no step can have."""
+    if len({len(column) for column in outcomes}) > 1:
+        return f"outcomes need as many of each, given {[len(column) for column in outcomes]} {outcomes._fields}"
+    wrong = [
+        of_one
+        for of_one in zip(*outcomes, strict=True)
+        if not (1 <= of_one[1] <= draft_limit and 0 <= of_one[2] <= of_one[1] and 0 <= of_one[3] < 256)
+    ]
+    given = ", ".join(f"{name} {value!r}" for name, value in zip(outcomes._fields, wrong[0], strict=True))
+    return f"drafted must be 1 to {draft_limit}, accepted 0 to drafted, given {given}"

@@ -38,6 +38,10 @@ class Layout(Generic[Tree]):
             [flat[where].reshape(shape) for where, shape in zip(self._slices, self._shapes, strict=True)]
         )
 
+    def slices(self) -> Any:
+        """The tree with the place of each array in the vector instead of it."""
+        return self._rebuild(self._slices)
+
     def unpack(self, flat: Float[Array, " size"]) -> Tree:
         """The tree held by `flat`, each leaf of its own dtype. Traceable."""
         return self._rebuild(

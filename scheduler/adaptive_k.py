@@ -1,6 +1,6 @@
 """vLLM's scheduler, with draft lengths chosen by the models."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -45,7 +45,7 @@ class AdaptiveKScheduler(AsyncScheduler):
         super().__init__(*args, **kwargs)
         self.pilot: Pilot | None = assemble(self.vllm_config, self.dynamic_sd_lookup, _log)
         self.plan: DraftPlan | None = None
-        self._verified: list[VerifiedDrafts] = []
+        self._verified = VerifiedDrafts([], [], [], {})
         self._in_flight: list[tuple[SchedulerOutput, ScheduledStep]] = []
 
     def add_request(self, request: Request) -> None:
@@ -73,9 +73,9 @@ class AdaptiveKScheduler(AsyncScheduler):
     ) -> dict[int, EngineCoreOutputs]:
         """What vLLM makes of a step's output; the time it arrived and its accepted drafts teach the models."""
         now = monotonic()
-        self._verified = []
+        self._verified = VerifiedDrafts([], [], [], scheduler_output.num_invalid_spec_tokens or {})
         outputs = super().update_from_output(scheduler_output, model_runner_output)
-        self._with_pilot(self._observed, scheduler_output, now)
+        self._with_pilot(self._observed, scheduler_output, outputs, now)
         return outputs
 
     def make_spec_decoding_stats(
@@ -87,10 +87,15 @@ class AdaptiveKScheduler(AsyncScheduler):
         request_id: str,
     ) -> SpecDecodingStats | None:
         """Notes how many of a request's drafts were accepted. Drafts cut by a grammar were never verified."""
-        cut = (num_invalid_spec_tokens or {}).get(request_id, 0)
-        drafted = num_draft_tokens - cut
+        # This runs for each request of each step, so it does no more than it must.
+        drafted = num_draft_tokens
+        if num_invalid_spec_tokens:
+            drafted -= num_invalid_spec_tokens.get(request_id, 0)
         if drafted > 0:
-            self._verified.append(VerifiedDrafts(request_id, drafted, num_accepted_tokens, cut))
+            request_ids, of_drafted, of_accepted, _ = self._verified
+            request_ids.append(request_id)
+            of_drafted.append(drafted)
+            of_accepted.append(num_accepted_tokens)
         return super().make_spec_decoding_stats(
             spec_decoding_stats, num_draft_tokens, num_accepted_tokens, num_invalid_spec_tokens, request_id
         )
@@ -111,34 +116,39 @@ class AdaptiveKScheduler(AsyncScheduler):
         super().shutdown()
 
     def _planned(self, pilot: Pilot, scheduler_output: SchedulerOutput) -> DraftPlan:
-        requests = [self.requests[request_id] for request_id in scheduler_output.num_scheduled_tokens]
-        step = ScheduledStep(
-            scheduler_output.num_scheduled_tokens,
-            scheduler_output.scheduled_spec_decode_tokens,
-            # With async scheduling drafts that may yet be rejected are among them: a few tokens for each request.
-            context=sum([request.num_computed_tokens for request in requests]),
-        )
+        tokens, requests = scheduler_output.num_scheduled_tokens, self.requests
+        # With async scheduling drafts that may yet be rejected are among them: a few tokens for each request.
+        context = sum([requests[request_id].num_computed_tokens for request_id in tokens])
         plan = pilot.scheduled(
-            {request.request_id: request.output_token_ids for request in requests},
-            finished=scheduler_output.finished_req_ids,
-            now=monotonic(),
-            context=step.context,
+            list(tokens), finished=scheduler_output.finished_req_ids, now=monotonic(), context=context
         )
-        self._in_flight.append((scheduler_output, step._replace(drafting=plan.draft_length, forced=pilot.forced)))
+        step = ScheduledStep(
+            tokens,
+            scheduler_output.scheduled_spec_decode_tokens,
+            context=context,
+            drafting=plan.draft_length,
+            forced=pilot.forced,
+        )
+        self._in_flight.append((scheduler_output, step))
         return plan
 
-    def _observed(self, pilot: Pilot, scheduler_output: SchedulerOutput, now: float) -> None:
+    def _observed(
+        self, pilot: Pilot, scheduler_output: SchedulerOutput, outputs: Mapping[int, EngineCoreOutputs], now: float
+    ) -> None:
         step = self._arrived(scheduler_output)
         # No drafter has seen a request in its first step, or its first after a preemption: what vLLM verifies there,
         # where it has no dynamic schedule, is padding up to a uniform batch.
         undrafted = {request.req_id for request in scheduler_output.scheduled_new_reqs}
         undrafted |= scheduler_output.scheduled_cached_reqs.resumed_req_ids
-        verified = [drafts for drafts in self._verified if drafts.request_id not in undrafted]
+        verified = self._verified.without(undrafted) if undrafted else self._verified
+        new_tokens = [
+            (output.request_id, output.new_token_ids) for of_client in outputs.values() for output in of_client.outputs
+        ]
         if step is None:
             tokens, drafts = scheduler_output.num_scheduled_tokens, scheduler_output.scheduled_spec_decode_tokens
-            pilot.unknown_output(ScheduledStep(tokens, drafts), verified, now)
+            pilot.unknown_output(ScheduledStep(tokens, drafts), verified, now, new_tokens)
         else:
-            pilot.output(step, verified, now)
+            pilot.output(step, verified, now, new_tokens)
 
     def _arrived(self, scheduler_output: SchedulerOutput) -> ScheduledStep | None:
         """The step of an output as it was planned; None if it was not.

@@ -22,7 +22,7 @@ from akjax.step_log import LogHeader
 
 from .control_file import ControlFile, PolicyName
 from .cuda_graphs import captured_sizes
-from .jax_process import keep_to_cpu
+from .jax_process import keep_to_cpu, run_on_the_callers_thread
 from .levels import levels_of_schedule, out_of_reach
 from .modes import ModeTracker, Vocabulary
 from .pilot import Pilot
@@ -73,6 +73,7 @@ def assemble(vllm_config: VllmConfig, lookup: Sequence[int] | None, log: Callabl
     }
     # A fit's parameters are JAX's work already.
     keep_to_cpu()
+    run_on_the_callers_thread()
     starts = {policy: cost_start(policy, settings, routing, levels, sizes) for policy in rules}
     if unmatched := starts[settings.policy].unmatched:
         log(f"only one of the fit and this engine's cost model has {', '.join(unmatched)}: no start from the fit there")

@@ -1,5 +1,7 @@
 """JAX as a guest in vLLM's process."""
 
+import os
+
 import jax
 from jax._src import xla_bridge  # the only way to ask whether a backend is up that does not bring one up
 
@@ -21,3 +23,13 @@ def keep_to_cpu() -> None:
         raise ValueError(
             f"JAX_PLATFORMS={chosen} leaves out the CPU, on which akjax chooses k; set JAX_PLATFORMS={chosen},cpu"
         )
+
+
+def run_on_the_callers_thread() -> None:
+    """Lets calls on the CPU run where they are made, unless the process uses JAX already or the user has chosen.
+
+    JAX hands calls on the CPU that it takes for long to a thread of its own, so that the caller can go on. Here it
+    waits for each, and waking a thread takes longer than most decisions. Like `keep_to_cpu` it has to come first.
+    """
+    if "JAX_CPU_ENABLE_ASYNC_DISPATCH" not in os.environ and not xla_bridge.backends_are_initialized():
+        jax.config.update("jax_cpu_enable_async_dispatch", False)

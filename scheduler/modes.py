@@ -27,7 +27,6 @@ class Vocabulary:
 class _Text:
     """Where in its text a request is."""
 
-    scanned: int = 0
     in_tool_call: bool = False
     in_fence: bool = False
     run: int = 0  # backticks since the last other character
@@ -43,7 +42,8 @@ class ModeTracker:
     """Follows every request's mode.
 
     A fence opens or closes at the third backtick of a run, and a run may span tokens and scans. Fences are tracked
-    inside a tool call as well, and the markers leave the fence as it is.
+    inside a tool call as well, and the markers leave the fence as it is. Of a request that writes prose, with no run
+    open, nothing is kept.
 
     Attributes:
         switches: scans that ended in another mode than they began in.
@@ -53,37 +53,49 @@ class ModeTracker:
         """Before any request."""
         self.switches = 0
         self._vocabulary = vocabulary
+        self._special = frozenset({*vocabulary.backticks, vocabulary.tool_open, vocabulary.tool_close})
         self._texts: dict[str, _Text] = {}
 
-    def follow(self, request_id: str, output: Sequence[int]) -> int:
-        """The mode after all of the request's output so far, of which only the tokens not yet read are scanned."""
-        text = self._texts.setdefault(request_id, _Text())
-        if len(output) < text.scanned:
-            # A streaming session that was given more input begins its output anew.
-            text.scanned = 0
-        return self.scan(request_id, output[text.scanned :])
+    def read(self, new_tokens: Iterable[tuple[str, Sequence[int]]]) -> None:
+        """Reads the next output tokens of each request."""
+        is_ordinary, texts = self._special.isdisjoint, self._texts
+        for request_id, tokens in new_tokens:
+            if request_id in texts or not is_ordinary(tokens):
+                self.scan(request_id, tokens)
 
-    def scan(self, request_id: str, tokens: Iterable[int]) -> int:
+    def scan(self, request_id: str, tokens: Sequence[int]) -> int:
         """The mode after the request's next output tokens."""
-        text = self._texts.setdefault(request_id, _Text())
+        text = self._texts.get(request_id) or _Text()
         before = text.mode
-        for token in tokens:
-            text.scanned += 1
-            self._read(text, token)
+        if not self._special.isdisjoint(tokens):
+            for token in tokens:
+                self._take(text, token)
+        elif tokens:
+            text.run = 0
         after = text.mode
         self.switches += before != after
+        if after == USUAL and not text.run:
+            self._texts.pop(request_id, None)
+        else:
+            self._texts[request_id] = text
         return after
 
+    def of(self, request_ids: Sequence[str]) -> list[int]:
+        """The mode of each request as of its last tokens."""
+        texts = self._texts
+        if not texts:
+            return [USUAL] * len(request_ids)
+        return [texts[request_id].mode if request_id in texts else USUAL for request_id in request_ids]
+
     def mode(self, request_id: str) -> int:
-        """The mode as of the last scan."""
-        text = self._texts.get(request_id)
-        return USUAL if text is None else text.mode
+        """The mode of one."""
+        return self.of((request_id,))[0]
 
     def forget(self, request_id: str) -> None:
         """Drops the request."""
         self._texts.pop(request_id, None)
 
-    def _read(self, text: _Text, token: int) -> None:
+    def _take(self, text: _Text, token: int) -> None:
         piece = self._vocabulary.backticks.get(token)
         if piece is None:
             text.run = 0

@@ -1,15 +1,15 @@
 """What the scheduler does each step, told in plain data: no vLLM here, so that a recorded run can be replayed."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import NamedTuple
 
-from akjax.compiled_controller import CompiledController, DraftOutcome, StepMeasures
+from akjax.compiled_controller import CompiledController, DraftOutcomes, StepMeasures
 from akjax.controller import USUAL
 
 from .control_file import ControlFile, PolicyName
 from .modes import ModeTracker
 from .reports import Reports
-from .step_clock import StepClock, only_decodes
+from .step_clock import StepClock
 from .step_log import StepLog
 
 
@@ -26,12 +26,25 @@ class DraftPlan(NamedTuple):
 
 
 class VerifiedDrafts(NamedTuple):
-    """Of a request's `drafted` >= 1 verified drafts in a step, `accepted` were; a grammar had `cut` others before."""
+    """What became of a step's drafts, a column of each, in output order.
 
-    request_id: str
-    drafted: int
-    accepted: int
-    cut: int = 0
+    Attributes:
+        request_ids: of the requests that had drafts verified, each once.
+        drafted: how many were verified of each, at least 1.
+        accepted: of those.
+        cut: drafts that a grammar had cut before, of the requests where it did.
+    """
+
+    request_ids: list[str]
+    drafted: list[int]
+    accepted: list[int]
+    cut: Mapping[str, int]
+
+    def without(self, request_ids: Set[str]) -> "VerifiedDrafts":
+        """All but what is said of these requests."""
+        rows = zip(self.request_ids, self.drafted, self.accepted, strict=True)
+        columns = [*zip(*[row for row in rows if row[0] not in request_ids], strict=True)] or [(), (), ()]
+        return VerifiedDrafts(*map(list, columns), cut=self.cut)
 
 
 class ScheduledStep(NamedTuple):
@@ -52,23 +65,21 @@ class ScheduledStep(NamedTuple):
     forced: bool = False
 
     @property
-    def prefill(self) -> int:
-        """Tokens of prompts: what its requests have beyond one token each and their drafts."""
-        verified = len(self.tokens) + sum(map(len, self.drafts.values()))
-        return max(sum(self.tokens.values()) - verified, 0)
-
-    @property
     def measures(self) -> StepMeasures:
-        """Its features. A request without drafts verifies 0, so beside one with drafts it makes the step uneven."""
-        lengths = [*map(len, self.drafts.values())]
-        most = max(lengths, default=0)
+        """Its features.
+
+        Tokens of prompts are what its requests have beyond one each and their drafts. A request without drafts
+        verifies 0, so beside one with drafts it makes the step uneven.
+        """
+        requests, lengths = len(self.tokens), [*map(len, self.drafts.values())]
+        verified, most = requests + sum(lengths), max(lengths, default=0)
         return StepMeasures(
-            tokens=len(self.tokens) + sum(lengths),
-            requests=len(self.tokens),
+            tokens=verified,
+            requests=requests,
             drafting=self.drafting,
             context=self.context,
-            prefill=self.prefill,
-            uneven=most > 0 and (len(lengths) < len(self.tokens) or min(lengths) < most),
+            prefill=max(sum(self.tokens.values()) - verified, 0),
+            uneven=most > 0 and lengths.count(most) < requests,
         )
 
 
@@ -108,7 +119,7 @@ class Pilot:
 
     def scheduled(
         self,
-        outputs: Mapping[str, Sequence[int]],
+        requests: Sequence[str],
         finished: Iterable[str],
         now: float,
         *,
@@ -117,7 +128,7 @@ class Pilot:
         """The plan for the requests of the step just scheduled.
 
         Args:
-            outputs: the output tokens so far of each scheduled request, in the step's order.
+            requests: scheduled, in the step's order.
             finished: requests that ended since the last step, by whatever cause.
             now: monotonic, in seconds.
             context: KV tokens that the step reads, for all its requests.
@@ -129,20 +140,16 @@ class Pilot:
                 self.modes.forget(request_id)
             if self._step_log is not None:
                 self._step_log.forget(request_id)
-        if self.modes is not None:
-            for request_id, tokens in outputs.items():
-                self.modes.follow(request_id, tokens)
-
         forced, policy = self._control.read()
         if forced is None:
             # While k is forced, whoever was in charge goes on learning.
             self._take_charge(policy or self._first)
         controller = self.controller
-        decoding: list[str] = []
+        decoding: Sequence[str] = ()
         if forced is None:
-            decoding = [r for r in outputs if controller.counts_unobserved or controller.knows(r)]
+            decoding = requests if controller.counts_unobserved else [r for r in requests if controller.knows(r)]
         # The call is made in any case: it takes in the last output.
-        lengths = controller.decide(decoding, [self._mode(request_id) for request_id in decoding], context)
+        lengths = controller.decide(decoding, self._modes_of(decoding), context)
         if self._step_log is not None:
             self._step_log.settle()
         self.forced = forced is not None
@@ -152,46 +159,60 @@ class Pilot:
             plan = DraftPlan(lengths.batch, {})
         else:
             plan = DraftPlan(lengths.batch, dict(zip(decoding, lengths.each.tolist(), strict=True)))
-        if outputs:
+        if requests:
             self._reports.step(plan.draft_length, now, controller, self.modes)
         return plan
 
-    def output(self, step: ScheduledStep, verified: Sequence[VerifiedDrafts], now: float) -> None:
+    def output(
+        self,
+        step: ScheduledStep,
+        verified: VerifiedDrafts,
+        now: float,
+        new_tokens: Iterable[tuple[str, Sequence[int]]] = (),
+    ) -> None:
         """Takes in a step's output.
 
         Args:
             step: as it was scheduled.
-            verified: what became of its drafts, in output order.
+            verified: what became of its drafts.
             now: when the output arrived; monotonic, in seconds.
+            new_tokens: that it brought each request. They say what its text is from the next choice on.
         """
         controller = self.controller
         exact = controller.expects_exact_times
         gap_ms = self._clock.gap_ms(now, ran=bool(step.tokens) or not exact)
-        teaches = gap_ms is not None and (exact or only_decodes(step.tokens, step.drafts))
+        measures, outcomes = step.measures, self._outcomes(verified)
+        only_decodes = measures.requests > 0 and not measures.prefill
+        teaches = gap_ms is not None and (exact or only_decodes)
         if teaches and gap_ms is not None:
             self._reports.step_time(gap_ms)
-        measures, outcomes = step.measures, self._outcomes(verified)
         controller.observe(step=measures, ms=gap_ms or 0.0, teaches=teaches, outcomes=outcomes)
         if self._step_log is not None:
             self._step_log.output(
                 controller,
                 measures,
                 outcomes,
-                [drafts.cut for drafts in verified],
+                verified.cut,
                 now,
                 gap_ms=gap_ms,
                 teaches=teaches,
                 k=step.drafting,
                 forced=step.forced,
             )
+        self._read(new_tokens)
 
-    def unknown_output(self, step: ScheduledStep, verified: Sequence[VerifiedDrafts], now: float) -> None:
+    def unknown_output(
+        self,
+        step: ScheduledStep,
+        verified: VerifiedDrafts,
+        now: float,
+        new_tokens: Iterable[tuple[str, Sequence[int]]] = (),
+    ) -> None:
         """Passes over the output of a step that was not seen scheduled, and of which only the output tells."""
         if self._step_log is not None:
             self.controller.settle()
-            self._step_log.output(
-                None, step.measures, self._outcomes(verified), [drafts.cut for drafts in verified], now
-            )
+            self._step_log.output(None, step.measures, self._outcomes(verified), verified.cut, now)
+        self._read(new_tokens)
         self.idle()
 
     def idle(self) -> None:
@@ -214,11 +235,13 @@ class Pilot:
             # A policy that goes by steps however long they took has let pauses pass as such.
             self._clock.idle()
 
-    def _outcomes(self, verified: Iterable[VerifiedDrafts]) -> list[DraftOutcome]:
-        return [
-            DraftOutcome(request_id, drafted, accepted, self._mode(request_id))
-            for request_id, drafted, accepted, _ in verified
-        ]
+    def _read(self, new_tokens: Iterable[tuple[str, Sequence[int]]]) -> None:
+        if self.modes is not None:
+            self.modes.read(new_tokens)
 
-    def _mode(self, request_id: str) -> int:
-        return USUAL if self.modes is None else self.modes.mode(request_id)
+    def _outcomes(self, verified: VerifiedDrafts) -> DraftOutcomes:
+        request_ids, drafted, accepted, _ = verified
+        return DraftOutcomes(request_ids, drafted, accepted, self._modes_of(request_ids))
+
+    def _modes_of(self, request_ids: Sequence[str]) -> list[int]:
+        return [USUAL] * len(request_ids) if self.modes is None else self.modes.of(request_ids)

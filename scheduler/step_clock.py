@@ -1,7 +1,5 @@
 """Which times between outputs are step times."""
 
-from collections.abc import Mapping, Sequence
-
 
 class StepClock:
     """Measures the gap between one step's output and the next one's, where the gap is all the next step's.
@@ -31,10 +29,3 @@ class StepClock:
         """
         last, self._last_output = self._last_output, now if ran else None
         return None if last is None or not ran else (now - last) * 1e3
-
-
-def only_decodes(scheduled: Mapping[str, int], drafts: Mapping[str, Sequence[int]]) -> bool:
-    """Whether a step had tokens, and no request of it more than 1 + its drafts: nothing else than decoding ran."""
-    return bool(scheduled) and all(
-        tokens <= 1 + len(drafts.get(request_id, ())) for request_id, tokens in scheduled.items()
-    )

@@ -9,7 +9,7 @@ import errno
 import os
 import re
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from io import FileIO
@@ -20,7 +20,7 @@ from time import time
 
 import msgspec
 
-from akjax.compiled_controller import CompiledController, DraftOutcome, StepMeasures
+from akjax.compiled_controller import CompiledController, DraftOutcomes, StepMeasures
 from akjax.step_log import LogHeader, StepRecord, Untaught
 
 # Steps that wait to be written: at 100 steps a second a disk may stand still for 40 s before any is lost.
@@ -39,7 +39,7 @@ class SeenStep:
     Attributes:
         request: the number of each request in `outcomes`.
         outcomes: of the requests that had drafts.
-        cut: drafts of each that a grammar cut.
+        cut: drafts that a grammar cut, of the requests where it did.
     """
 
     time: float
@@ -50,8 +50,8 @@ class SeenStep:
     forced: bool
     predicted_ms: float | None
     request: Sequence[int]
-    outcomes: Sequence[DraftOutcome]
-    cut: Sequence[int]
+    outcomes: DraftOutcomes
+    cut: Mapping[str, int]
 
     def record(self) -> StepRecord:
         """The record of the step."""
@@ -71,10 +71,10 @@ class SeenStep:
             forced=self.forced,
             predicted_ms=self.predicted_ms,
             request=list(self.request),
-            drafted=[outcome.drafted for outcome in outcomes],
-            accepted=[outcome.accepted for outcome in outcomes],
-            cut=list(self.cut),
-            mode=[outcome.mode for outcome in outcomes],
+            drafted=list(outcomes.drafted),
+            accepted=list(outcomes.accepted),
+            cut=[self.cut.get(request_id, 0) for request_id in outcomes.request_ids],
+            mode=list(outcomes.modes),
         )
 
 
@@ -300,8 +300,8 @@ class StepLog:
         self,
         controller: CompiledController | None,
         measures: StepMeasures,
-        outcomes: Sequence[DraftOutcome],
-        cut: Sequence[int],
+        outcomes: DraftOutcomes,
+        cut: Mapping[str, int],
         now: float,
         *,
         gap_ms: float | None = None,
@@ -315,7 +315,7 @@ class StepLog:
             controller: that was told; None if the output is of no step that was seen scheduled.
             measures: of the step.
             outcomes: as the controller was told them.
-            cut: drafts of each that a grammar cut.
+            cut: drafts that a grammar cut, of the requests where it did.
             now: when the output arrived; monotonic, in seconds.
             gap_ms: that the controller was told; None if it was told none.
             teaches: whether it was offered to the cost learner.
@@ -348,7 +348,7 @@ class StepLog:
             k,
             forced,
             None,
-            [numbers[outcome[0]] for outcome in outcomes],
+            [numbers[request_id] for request_id in outcomes.request_ids],
             outcomes,
             cut,
         )

@@ -184,7 +184,7 @@ def awake(seconds: float) -> None:
 
 def log_steps(folder: str, requests: int, steps: int, pause: Callable[[float], object]) -> dict[str, float]:
     """Microseconds that logging takes of the scheduler's thread for each step, the log's own thread writing beside."""
-    from akjax import CompiledController, DraftOutcome, StepMeasures, reference_controller, reference_cost
+    from akjax import CompiledController, DraftOutcomes, StepMeasures, reference_controller, reference_cost
     from akjax.scheduler.step_log import LogFiles, LogWriter, StepLog
 
     controller = CompiledController(
@@ -192,13 +192,16 @@ def log_steps(folder: str, requests: int, steps: int, pause: Callable[[float], o
     )
     files = LogFiles(Path(folder, f"{requests}.jsonl"), LogHeader(time=0.0, run="made up"), most_bytes=10**9)
     log = StepLog(LogWriter(files, lambda line: None))
-    outcomes = [DraftOutcome(f"request-{number}", 4, number % 5, 0) for number in range(requests)]
-    measures, cut = StepMeasures(5 * requests, requests, 4, 300 * requests), [0] * requests
+    numbers = range(requests)
+    outcomes = DraftOutcomes(
+        [f"request-{number}" for number in numbers], [4] * requests, [number % 5 for number in numbers], [0] * requests
+    )
+    measures = StepMeasures(5 * requests, requests, 4, 300 * requests)
     micros = []
     for number in range(steps):
         pause(0.003)
         began = time.perf_counter()
-        log.output(controller, measures, outcomes, cut, number / 100, gap_ms=10.0, teaches=True, k=4)
+        log.output(controller, measures, outcomes, {}, number / 100, gap_ms=10.0, teaches=True, k=4)
         log.settle()
         micros.append(1e6 * (time.perf_counter() - began))
     log.close()

@@ -2,9 +2,9 @@
 
 decision: a controller alone observes n requests, learns from the step's time and chooses, in one process with the NumPy
 oracle of the tests, made of its parts so that nothing is done twice: the loops of the contract and no more. Both begin
-with the same lists, so the outcomes that ours makes of them count. The arms take turns, a few steps each; every arm
-verifies as many drafts as it chose the step before, out of the same luck. So the oracle and ours by the reference
-policy see and choose the same, and steps where they did not are counted; the default policy does more than the oracle.
+with the same lists. The arms take turns, a few steps each; every arm verifies as many drafts as it chose the step
+before, out of the same luck. So the oracle and ours by the reference policy see and choose the same, and steps where
+they did not are counted; the default policy does more than the oracle.
 At one request a compiled call that does nothing stands beside: as many numbers in and out, called the same way.
 
 scheduler: vLLM's AsyncScheduler without an engine, the base class and ours with its features on (code mode, a control
@@ -37,7 +37,7 @@ from jaxtyping import Array
 from akjax import (
     CompiledController,
     DraftLengths,
-    DraftOutcome,
+    DraftOutcomes,
     StepMeasures,
     default_controller,
     reference_controller,
@@ -45,6 +45,7 @@ from akjax import (
 )
 from akjax.cost import UNEVEN, serving_cost
 from akjax.one_kernel import compiled_for_cpu
+from akjax.scheduler.jax_process import run_on_the_callers_thread
 from tests.oracle import PROSE, Acceptance, CostFilter, Settings, choose_batch, choose_per_request
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -125,7 +126,7 @@ class Ours:
             step=StepMeasures(seen.tokens, len(seen.requests), seen.drafting, seen.context),
             ms=seen.ms,
             teaches=True,
-            outcomes=map(DraftOutcome, seen.requests, seen.drafted, seen.accepted, seen.modes),
+            outcomes=DraftOutcomes(seen.requests, seen.drafted, seen.accepted, seen.modes),
         )
         return self.controller.decide(seen.requests, seen.modes, seen.context)
 
@@ -191,8 +192,9 @@ class EmptyCall:
     def __init__(self, of: Ours) -> None:
         """Compiles it."""
         step = of.controller._steps[0]
-        size_out = step._layout_out.size
         self._flat = np.zeros_like(step._flat)
+        with jax.enable_x64(True):
+            size_out = step._call(self._flat).size
         device = jax.sharding.SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
         signature = jax.ShapeDtypeStruct(self._flat.shape, self._flat.dtype, sharding=device)
 
@@ -317,6 +319,8 @@ def output(requests: list[str], modes: list[int], drafted: list[int], luck: list
 def decide(sizes: Sequence[int], per_request: bool, code_mode: bool, seconds: float) -> dict[str, Any]:
     """A race at each number of requests, by which the report has them."""
     title = f"{'per request' if per_request else 'batch'}{', code mode' if code_mode else ''}"
+    # As in an engine.
+    run_on_the_callers_thread()
     compilations = Compilations()
     say(f"decision, {title}: compiling ...")
     ours = {policy: Ours(policy, per_request, code_mode, max(sizes)) for policy in ("reference", "default")}

@@ -188,11 +188,10 @@ class LogitFilter(AbstractAcceptanceModel[PoolLogits, RequestLead]):
         # The rate of changes is learned too: a Poisson process, with a Gamma prior of one change in `jump_steps`.
         rate = (1.0 + pools.jumps) / (self.jump_steps + pools.steps)
         changed = -jnp.expm1(-rate * pools.untested)
-        afresh = jnp.cumprod(jnp.full(logits.shape[1], self.prior))
         return DraftForecast(
             survival=expected,
             upside=(hopeful - at_nodes[1]) / NODES[-1],
-            afresh=jnp.broadcast_to(afresh, expected.shape),
+            afresh=jnp.asarray(self.prior ** np.arange(1.0, logits.shape[1] + 1.0)),
             changed=changed[of],
         )
 
@@ -228,11 +227,18 @@ def _condition(pool: PoolLogits, score: Float[Array, " K"], information: Float[A
     One position after the other, each a rank-one update: no inverse, and a position without information changes
     nothing.
     """
-    mean, covariance = pool.mean, pool.covariance
-    for i in range(mean.shape[0]):
+
+    def conditioned(
+        i: Int[Array, ""], belief: tuple[Float[Array, " K"], Float[Array, "K K"]]
+    ) -> tuple[Float[Array, " K"], Float[Array, "K K"]]:
+        mean, covariance = belief
+        here, told = mean[i], information[i]
         column = covariance[:, i]
-        gain = column / (1.0 + information[i] * covariance[i, i])
+        gain = column / (1.0 + told * column[i])
         # The score was taken at the pool's mean; earlier positions have moved this one since.
-        mean = mean + gain * (score[i] - information[i] * (mean[i] - pool.mean[i]))
-        covariance = covariance - information[i] * jnp.outer(gain, column)
+        mean = mean + gain * (score[i] - told * (here - pool.mean[i]))
+        return mean, covariance - told * jnp.outer(gain, column)
+
+    # A loop that is not unrolled: XLA would compute the positions before one again for each number of that one.
+    mean, covariance = jax.lax.fori_loop(0, pool.mean.shape[0], conditioned, (pool.mean, pool.covariance))
     return eqx.tree_at(lambda p: (p.mean, p.covariance), pool, (mean, covariance))

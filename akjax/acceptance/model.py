@@ -37,13 +37,14 @@ class DraftForecast(eqx.Module):
         survival: P(draft i and all before it accepted).
         upside: one standard deviation of that, upwards, from what the current draft length cannot tell; 0 where a
             model does not know how sure it is.
-        afresh: the survival if all had changed since drafts were last tested, and was as it was at first.
+        afresh: the survival of any request's if all had changed since drafts were last tested, and was as it was at
+            first.
         changed: the chance of that.
     """
 
     survival: Float[Array, "n K"]
     upside: Float[Array, "n K"]
-    afresh: Float[Array, "n K"]
+    afresh: Float[Array, " K"]
     changed: Float[Array, " n"]
 
 

@@ -91,6 +91,10 @@ class RunningRates(AbstractAcceptanceModel[Float[Array, " K"], Float[Array, " K"
     ) -> DraftForecast:
         """By the requests' own rates, which do not say how sure they are."""
         alive = survival(requests)
+        rows, length = alive.shape
         return DraftForecast(
-            survival=alive, upside=jnp.zeros_like(alive), afresh=alive, changed=jnp.zeros(alive.shape[0])
+            survival=alive,
+            upside=jnp.zeros_like(alive),
+            afresh=survival(self.init_pool(length)),
+            changed=jnp.zeros(rows),
         )

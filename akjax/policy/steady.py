@@ -195,8 +195,8 @@ class SteadyPolicy(AbstractPolicy[SteadyMemory]):
             uneven=shared,
         )
         upside = jnp.cumsum(prospect.drafts.upside, axis=1)
-        afresh = jnp.cumsum(prospect.drafts.afresh, axis=1)
-        return requests + summed(mean), summed(upside), summed(variance), requests + summed(afresh), steps
+        afresh = jnp.cumsum(jnp.append(1.0, prospect.drafts.afresh))[np.asarray(self.levels)]
+        return requests + summed(mean), summed(upside), summed(variance), requests * afresh, steps
 
     def _own_lengths(self, prospect: Prospect) -> Int[Array, " n"]:
         def step_of(tokens: Float[Array, " b"], requests: Float[Array, " b"]) -> StepFeatures:

@@ -12,7 +12,7 @@ from jaxtyping import Array
 from akjax import (
     CODE,
     CompiledController,
-    DraftOutcome,
+    DraftOutcomes,
     RunningRates,
     StepFeatures,
     StepMeasures,
@@ -29,15 +29,19 @@ from akjax.one_kernel import compiled_for_cpu
 COST = reference_cost(27.0, 0.635, 0.542, experts=64, top_k=4)
 DRAFT_LIMIT = 4
 
+# A request, its drafts, those accepted, and its mode.
+Outcome = tuple[str, int, int, int]
+
 
 def make(max_requests: int = 4, **rules: object) -> CompiledController:
     controller = reference_controller(draft_limit=DRAFT_LIMIT, levels=(1, 2, 4), **rules)  # pyright: ignore[reportArgumentType]
     return CompiledController(controller, COST, max_requests)
 
 
-def observe(controller: CompiledController, *outcomes: DraftOutcome, ms: float = 40.0, teaches: bool = True) -> None:
-    tokens = sum(1 + outcome.drafted for outcome in outcomes)
-    controller.observe(step=StepMeasures(tokens, len(outcomes)), ms=ms, teaches=teaches, outcomes=outcomes)
+def observe(controller: CompiledController, *outcomes: Outcome, ms: float = 40.0, teaches: bool = True) -> None:
+    columns = DraftOutcomes(*map(list, zip(*outcomes, strict=True)))
+    tokens = len(outcomes) + sum(columns.drafted)
+    controller.observe(step=StepMeasures(tokens, len(outcomes)), ms=ms, teaches=teaches, outcomes=columns)
 
 
 def make_default(max_requests: int = 4, *, per_request: bool = False) -> CompiledController:
@@ -68,7 +72,7 @@ def test_serving_compiles_nothing(served: CompiledController, caplog: pytest.Log
                 alive.append(f"r{step}")
             if alive and rng.random() < 0.3:
                 served.forget(alive.pop(rng.integers(len(alive))))
-            outcomes = [DraftOutcome(r, 4, int(rng.integers(5)), int(rng.integers(3))) for r in alive]
+            outcomes = [(r, 4, int(rng.integers(5)), int(rng.integers(3))) for r in alive]
             observe(served, *outcomes, ms=float(rng.uniform(20, 60)), teaches=bool(rng.random() < 0.8))
             served.decide(alive, [int(rng.integers(3)) for _ in alive])
         assert "ompil" not in caplog.text, caplog.text
@@ -94,7 +98,7 @@ def test_a_batchs_choice_is_one_kernel(
 
 def test_serving_needs_no_global_float64(served: CompiledController) -> None:
     with jax.enable_x64(False):
-        observe(served, DraftOutcome("r", 4, 4, 0))
+        observe(served, ("r", 4, 4, 0))
         served.decide(["r"], [0])
         assert served.settle().cost.belief.covariance.dtype == np.float64
     served.forget("r")
@@ -105,7 +109,7 @@ def test_rows_of_requests_that_were_never_observed_are_freed() -> None:
     rows = len(controller._rows)
     for number in range(0, 2000, 2):
         ids = [f"r{number}", f"r{number + 1}"]
-        controller.observe(step=StepMeasures(2, 2), ms=30.0, teaches=True, outcomes=[])
+        controller.observe(step=StepMeasures(2, 2), ms=30.0, teaches=True, outcomes=DraftOutcomes())
         controller.decide(ids, [0, 0])
         for request_id in ids:
             controller.forget(request_id)
@@ -121,17 +125,21 @@ def test_a_request_that_was_decided_for_keeps_its_row_when_it_is_observed() -> N
     assert controller.decide(["r"], [0]).batch in (0, 1, 2, 4)
     assert controller.knows("r")
     before = float(controller.request_state("r").mean[0])
-    observe(controller, DraftOutcome("r", 4, 0, 0))
+    observe(controller, ("r", 4, 0, 0))
     assert float(controller.request_state("r").mean[0]) < before
     assert len(controller._slots) == 1
 
 
 def test_a_request_is_known_from_its_first_observation_until_it_is_forgotten() -> None:
     controller = make()
+    with pytest.raises(ValueError, match="as many of each"):
+        controller.observe(step=StepMeasures(2, 1), ms=30.0, teaches=True, outcomes=DraftOutcomes(["r"], [1], [1], []))
     assert not controller.knows("r")
-    observe(controller, DraftOutcome("r", 4, 0, 0))
+    observe(controller, ("r", 4, 0, 0))
     assert controller.knows("r")
     controller.forget("r")
+    with pytest.raises(ValueError, match="as many of each"):
+        controller.observe(step=StepMeasures(2, 1), ms=30.0, teaches=True, outcomes=DraftOutcomes(["r"], [1], [1], []))
     assert not controller.knows("r")
     with pytest.raises(KeyError):
         controller.decide(["r"], [0])
@@ -139,16 +147,16 @@ def test_a_request_is_known_from_its_first_observation_until_it_is_forgotten() -
 
 def test_the_last_observation_counts_after_a_request_is_forgotten() -> None:
     controller = make()
-    observe(controller, DraftOutcome("r", 4, 0, 0))
+    observe(controller, ("r", 4, 0, 0))
     controller.forget("r")
     np.testing.assert_allclose(controller.settle().pools[0], [0.76, 0.8, 0.8, 0.8], rtol=1e-12)
 
 
 def test_an_id_used_again_starts_afresh() -> None:
     controller = make()
-    observe(controller, DraftOutcome("r", 1, 0, 0))
+    observe(controller, ("r", 1, 0, 0))
     controller.forget("r")
-    observe(controller, DraftOutcome("r", 1, 1, 0))
+    observe(controller, ("r", 1, 1, 0))
     # From the pool as the first observation left it, 0.8 - 0.05 * 0.8, and not from the first request's own rates.
     np.testing.assert_allclose(controller.request_state("r")[0, 0], 0.76 + 0.25 * 0.24, rtol=1e-12)
 
@@ -157,7 +165,7 @@ def test_more_requests_than_can_run_at_once_keep_their_rates() -> None:
     """Preempted requests wait with their state, so there may be any number of them."""
     controller = make(max_requests=2)
     for number in range(40):
-        observe(controller, DraftOutcome(f"r{number}", 4, number % 5, 0))
+        observe(controller, (f"r{number}", 4, number % 5, 0))
     model = RunningRates()
     pool = model.init_pool(DRAFT_LIMIT)
     for number in range(40):
@@ -167,8 +175,8 @@ def test_more_requests_than_can_run_at_once_keep_their_rates() -> None:
 
 def test_a_batch_that_was_replaced_since_the_last_output_is_decided_for() -> None:
     controller = make(max_requests=2)
-    observe(controller, DraftOutcome("a", 4, 4, 0), DraftOutcome("b", 4, 4, 0))
-    observe(controller, DraftOutcome("c", 4, 0, 0), DraftOutcome("d", 4, 0, 0))
+    observe(controller, ("a", 4, 4, 0), ("b", 4, 4, 0))
+    observe(controller, ("c", 4, 0, 0), ("d", 4, 0, 0))
     assert controller.decide(["a", "b"], [0, 0]).batch == 4
     assert int(controller.settle().cost.taught) == 2
 
@@ -176,10 +184,10 @@ def test_a_batch_that_was_replaced_since_the_last_output_is_decided_for() -> Non
 def test_a_step_that_does_not_teach_leaves_the_cost_alone() -> None:
     controller = make()
     before = jax.tree.map(np.copy, controller.settle().cost.belief)
-    observe(controller, DraftOutcome("r", 4, 2, 0), teaches=False)
-    observe(controller, DraftOutcome("r", 4, 2, 0), ms=1e4)
-    observe(controller, DraftOutcome("r", 4, 2, 0), ms=float("nan"))
-    observe(controller, DraftOutcome("r", 4, 2, 0), ms=1.0)
+    observe(controller, ("r", 4, 2, 0), teaches=False)
+    observe(controller, ("r", 4, 2, 0), ms=1e4)
+    observe(controller, ("r", 4, 2, 0), ms=float("nan"))
+    observe(controller, ("r", 4, 2, 0), ms=1.0)
     after = controller.settle()
     assert int(after.cost.taught) == 0
     assert float(after.cost.error) == 0.0
@@ -192,7 +200,7 @@ def test_a_fixed_table_is_not_taught() -> None:
         parse_table("2:47,4:53,8:65"),
         max_requests=1,
     )
-    observe(controller, DraftOutcome("r", 4, 4, 0), ms=55.0)
+    observe(controller, ("r", 4, 4, 0), ms=55.0)
     controller.decide(["r"], [0])
     assert int(controller.settle().cost.taught) == 0
     np.testing.assert_array_equal(controller.settle().cost.belief.model.ms, [47.0, 53.0, 65.0])  # pyright: ignore[reportAttributeAccessIssue]
@@ -223,7 +231,7 @@ def test_what_a_step_was_predicted_to_take_is_told_once_it_was_taken_in(learns_c
     ):
         step = StepMeasures(1 + drafting, 1, drafting)
         before, expected = controller.taught, predicted(step)
-        controller.observe(step=step, ms=ms, teaches=teaches, outcomes=[])
+        controller.observe(step=step, ms=ms, teaches=teaches, outcomes=DraftOutcomes())
         assert controller.taught == before, "nothing was taken in yet"
         controller.decide([], [])
         np.testing.assert_allclose(controller.predicted_ms, expected, rtol=1e-12)
@@ -245,19 +253,19 @@ def test_the_default_admits_no_step_that_changes_over_to_or_from_no_drafts() -> 
         assert default.admits(step) == admitted
         assert reference.admits(step)
         before = default.taught
-        default.observe(step=step, ms=40.0, teaches=True, outcomes=[])
+        default.observe(step=step, ms=40.0, teaches=True, outcomes=DraftOutcomes())
         default.decide([], [])
         assert default.taught == before + admitted
 
 
 def test_a_modes_rates_are_made_from_its_own_pool_and_kept() -> None:
     controller = make(code_mode="1")
-    observe(controller, DraftOutcome("a", 1, 0, CODE))
+    observe(controller, ("a", 1, 0, CODE))
     np.testing.assert_allclose(controller.settle().pools[CODE], [0.76, 0.8, 0.8, 0.8], rtol=1e-12)
-    observe(controller, DraftOutcome("b", 1, 1, 0))
+    observe(controller, ("b", 1, 1, 0))
     controller.decide(["b"], [CODE])  # first use: a copy of the mode's pool as it is now
-    observe(controller, DraftOutcome("a", 1, 0, CODE))
-    observe(controller, DraftOutcome("b", 1, 0, CODE))
+    observe(controller, ("a", 1, 0, CODE))
+    observe(controller, ("b", 1, 0, CODE))
     np.testing.assert_allclose(controller.request_state("b")[CODE, 0], 0.76 * 0.75, rtol=1e-12)
 
 
@@ -274,12 +282,21 @@ def test_no_requests_at_all_are_refused() -> None:
 
 @pytest.mark.parametrize(
     "outcome",
-    [DraftOutcome("r", 0, 0, 0), DraftOutcome("r", 5, 0, 0), DraftOutcome("r", 2, 3, 0), DraftOutcome("r", 2, -1, 0)],
+    [
+        ("r", 0, 0, 0),
+        ("r", 5, 0, 0),
+        ("r", 2, 3, 0),
+        ("r", 2, -1, 0),
+        ("r", -1, -1, 0),
+        ("r", 256, 1, 0),
+    ],
 )
-def test_an_outcome_that_no_step_can_have_is_refused(outcome: DraftOutcome) -> None:
+def test_an_outcome_that_no_step_can_have_is_refused(outcome: Outcome) -> None:
     controller = make(max_requests=1)
-    with pytest.raises(ValueError, match="drafted must be 1 to 4"):
+    with pytest.raises(ValueError, match=f"drafted must be 1 to 4, .* given request_ids 'r', drafted {outcome[1]}, "):
         observe(controller, outcome)
     with pytest.raises(ValueError, match="2 outcomes"):
-        observe(controller, DraftOutcome("a", 1, 0, 0), DraftOutcome("b", 1, 0, 0))
+        observe(controller, ("a", 1, 0, 0), ("b", 1, 0, 0))
+    with pytest.raises(ValueError, match="as many of each"):
+        controller.observe(step=StepMeasures(2, 1), ms=30.0, teaches=True, outcomes=DraftOutcomes(["r"], [1], [1], []))
     assert not controller.knows("r")

@@ -100,7 +100,7 @@ def test_steps_without_drafts_are_counted_until_a_draft_is_tested() -> None:
     assert float(pool.untested) == 5
     seen = forecast(MODEL, stacked(pool), start, np.zeros(1, np.int32), np.int32(0))
     np.testing.assert_allclose(float(seen.changed[0]), 1 - np.exp(-5 / (1000 + 5)), rtol=1e-12)
-    np.testing.assert_allclose(np.asarray(seen.afresh[0]), 0.8 ** np.arange(1, K + 1), rtol=1e-12)
+    np.testing.assert_allclose(np.asarray(seen.afresh), 0.8 ** np.arange(1, K + 1), rtol=1e-12)
     pool, _ = observe(MODEL, pool, start, verified([1], [0]), passed(1))
     assert float(pool.untested) == 0
 

@@ -34,7 +34,7 @@ def prospect(
     """Requests with these survivals, and one row of padding whose numbers must not matter."""
     rows = len(survival)
     alive = np.vstack([np.asarray(survival, np.float64).reshape(rows, K), np.ones((1, K))])
-    fresh = alive if afresh is None else np.tile(np.asarray(afresh, np.float64), (rows + 1, 1))
+    fresh = alive[-1] if afresh is None else np.asarray(afresh, np.float64)
     learner = FixedCost() if learner is None else learner
     return Prospect(
         drafts=DraftForecast(
@@ -193,7 +193,8 @@ class Oracle:
 
     def choose(self, each: Prospect) -> int:
         p, rows = self.policy, np.asarray(each.decoding)
-        alive, up, fresh = (np.asarray(x)[rows] for x in (each.drafts.survival, each.drafts.upside, each.drafts.afresh))
+        alive, up = (np.asarray(x)[rows] for x in (each.drafts.survival, each.drafts.upside))
+        fresh = np.tile(np.asarray(each.drafts.afresh), (len(alive), 1))
         n, k = float(rows.sum()), np.asarray(p.levels)
         assert isinstance(each.learner, Doubtful)
 

@@ -8,7 +8,7 @@ import equinox as eqx
 import pytest
 from vllm.config import VllmConfig
 
-from akjax import StepMeasures
+from akjax import DraftOutcomes, StepMeasures
 from akjax.cost import UNEVEN, dense_cost, parse_table, reference_cost, serving_cost
 from akjax.forms import FORMS, Engine
 from akjax.scheduler.assembly import assemble, controller_of, cost_start, routing_of_model
@@ -173,7 +173,9 @@ def test_an_engine_with_a_fixed_table_starts() -> None:
 def test_an_engine_compiles_a_form_and_learns_it(form: str) -> None:
     controller = assembled(make_config(max_num_seqs=1), code_mode=0, form=form).controller
     for _ in range(30):
-        controller.observe(step=StepMeasures(tokens=5, requests=1, drafting=4), ms=80.0, teaches=True, outcomes=[])
+        controller.observe(
+            step=StepMeasures(tokens=5, requests=1, drafting=4), ms=80.0, teaches=True, outcomes=DraftOutcomes()
+        )
         controller.decide([], [])
     assert controller.taught > 20
     assert controller.predicted_ms == pytest.approx(80.0, rel=0.02)

@@ -54,14 +54,11 @@ def pilot_of(scenario: dict[str, Any]) -> Pilot:
 )
 def test_whole_run_follows_the_recording(scenario: dict[str, Any]) -> None:
     pilot = pilot_of(scenario)
-    outputs: dict[str, list[int]] = {}
     finished: list[str] = []
     now = 0.0
     for step in scenario["steps"]:
         scheduled = step["scheduled"]
-        for request_id in scheduled:
-            outputs.setdefault(request_id, [])
-        plan = pilot.scheduled({request_id: outputs[request_id] for request_id in scheduled}, finished, now)
+        plan = pilot.scheduled(list(scheduled), finished, now)
         if step["k_per_request"] is None:
             assert plan.draft_length == step["k"]
             assert not plan.each
@@ -75,11 +72,12 @@ def test_whole_run_follows_the_recording(scenario: dict[str, Any]) -> None:
         assert modes == step["modes"]
         pilot.output(
             ScheduledStep(scheduled, {request_id: [-1] * drafts for request_id, drafts in step["drafted"].items()}),
-            [VerifiedDrafts(r, step["drafted"][r], accepted) for r, accepted in step["accepted"].items()],
+            VerifiedDrafts(
+                [*step["accepted"]], [step["drafted"][r] for r in step["accepted"]], [*step["accepted"].values()], {}
+            ),
             now,
+            step["new"].items(),
         )
-        for request_id, tokens in step["new"].items():
-            outputs[request_id] += tokens
         finished = step["finished"]
 
         state = pilot.controller.settle()

@@ -8,29 +8,38 @@ import pytest
 
 CHECK = """
 import jax
-from akjax.scheduler.jax_process import keep_to_cpu
+from akjax.scheduler.jax_process import keep_to_cpu, run_on_the_callers_thread
 {before}
 keep_to_cpu()
-print(jax.config.jax_platforms)
+run_on_the_callers_thread()
+print(jax.config.jax_platforms, jax.config._read("jax_cpu_enable_async_dispatch"))
 """
 
 
+CHOICES = {"JAX_PLATFORMS", "JAX_CPU_ENABLE_ASYNC_DISPATCH"}
+
+
 def run(before: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
-    given = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"} | environment
+    given = {name: value for name, value in os.environ.items() if name not in CHOICES} | environment
     command = [sys.executable, "-c", CHECK.format(before=before)]
     return subprocess.run(command, env=given, capture_output=True, text=True, check=False)
 
 
 def test_jax_is_kept_to_the_cpu_if_nobody_chose() -> None:
-    assert run().stdout.strip() == "cpu"
+    assert run().stdout.split()[0] == "cpu"
 
 
 def test_a_choice_of_the_users_stands() -> None:
-    assert run(JAX_PLATFORMS="cuda,cpu").stdout.strip() == "cuda,cpu"
+    assert run(JAX_PLATFORMS="cuda,cpu").stdout.split()[0] == "cuda,cpu"
 
 
 def test_a_backend_that_is_up_is_used_and_not_changed() -> None:
-    assert run(before="jax.devices()").stdout.strip() in {"", "None"}
+    assert run(before="jax.devices()").stdout.split() in (["True"], ["None", "True"])
+
+
+def test_calls_run_on_the_callers_thread_if_nobody_chose() -> None:
+    assert run().stdout.split()[1] == "False"
+    assert run(JAX_CPU_ENABLE_ASYNC_DISPATCH="1").stdout.split()[1] == "True"
 
 
 @pytest.mark.parametrize("platforms", ["cuda", "tpu", "rocm,cuda"])

@@ -162,20 +162,23 @@ def test_a_forgotten_request_starts_anew() -> None:
     assert modes.switches == 2
 
 
-@given(st.lists(st.lists(st.sampled_from(PIECES), max_size=4)))
-def test_following_a_growing_output_reads_each_token_once(scans: list[list[str]]) -> None:
-    followed, scanned = tracker(), tracker()
-    output: list[int] = []
-    for pieces in scans:
-        output += [ID[piece] for piece in pieces]
-        assert followed.follow("r", output) == scan(scanned, *pieces)
-    assert followed.switches == scanned.switches
+@given(st.lists(st.lists(st.tuples(st.sampled_from("abc"), st.lists(st.sampled_from(PIECES), max_size=4)))))
+def test_reading_a_steps_tokens_is_scanning_each_requests(steps: list[list[tuple[str, list[str]]]]) -> None:
+    read, scanned = tracker(), tracker()
+    for step in steps:
+        read.read([(request_id, [ID[piece] for piece in pieces]) for request_id, pieces in step])
+        for request_id, pieces in step:
+            scan(scanned, *pieces, request_id=request_id)
+        assert read.of("abcd") == [scanned.mode(request_id) for request_id in "abcd"]
+    assert read.switches == scanned.switches
 
 
-def test_an_output_that_begins_anew_is_read_from_its_start() -> None:
+def test_nothing_is_kept_of_a_request_that_writes_prose() -> None:
     modes = tracker()
-    modes.follow("r", [ID["a"]] * 20)
-    assert modes.follow("r", [ID["```"], ID["a"]]) == CODE
+    modes.read([("r", [ID["a"]]), ("code", [ID["```"]]), ("call", [ID[OPEN]]), ("tick", [ID["`"]])])
+    assert set(modes._texts) == {"code", "call", "tick"}
+    modes.read([("code", [ID["a"], ID["```"], ID["a"]]), ("call", [ID[CLOSE]]), ("tick", [ID["a"]])])
+    assert not modes._texts
 
 
 TEXT = st.text(alphabet="``` \na", max_size=7)

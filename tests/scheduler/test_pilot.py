@@ -56,7 +56,7 @@ class Run:
         scheduled = {r: 1 + drafted.get(r, 0) + (rng.random() < 0.1) * rng.randint(1, 50) for r in present}
         step = oracle.Step(scheduled=scheduled, drafted=drafted)
 
-        plan = self.pilot.scheduled({r: self.outputs[r] for r in scheduled}, self.told_finished, self.now)
+        plan = self.pilot.scheduled(list(scheduled), self.told_finished, self.now)
         k, each = self.expected.scheduled(step)
         self.told_finished = []
         assert plan.draft_length == (k if each is None else max(each.values(), default=k))
@@ -74,8 +74,9 @@ class Run:
         finished = [r for r in new if rng.random() < 0.05]
         self.pilot.output(
             ScheduledStep(scheduled, {r: [-1] * drafts for r, drafts in drafted.items()}),
-            [VerifiedDrafts(r, drafted[r], a) for r, a in accepted.items()],
+            VerifiedDrafts([*accepted], [drafted[r] for r in accepted], [*accepted.values()], {}),
             self.now,
+            new.items(),
         )
         self.expected.output(step, ms, oracle.Output(accepted=accepted, new=new, finished=finished))
         for request, tokens in new.items():
@@ -142,12 +143,12 @@ def test_a_forced_k_holds_while_the_file_says_so_and_learning_goes_on(tmp_path: 
         for content, expected in ((b"force 3", 3), (b"force 99\n", 5), (b"force 0", 1), (b"\xff\x00", None)):
             control.write_bytes(content)
             step = ScheduledStep({"a": 4, "b": 4}, {"a": [-1] * 3, "b": [-1] * 3})
-            pilot.output(step, [VerifiedDrafts("a", 3, 3)], now=0.0)
-            plan = pilot.scheduled({"a": [], "b": []}, [], now=0.0)
+            pilot.output(step, VerifiedDrafts(["a"], [3], [3], {}), now=0.0)
+            plan = pilot.scheduled(["a", "b"], [], now=0.0)
             if expected is not None:
                 assert plan == (expected, {})
         control.unlink()
-        plan = pilot.scheduled({"a": [], "b": []}, [], now=0.0)
+        plan = pilot.scheduled(["a", "b"], [], now=0.0)
         assert plan.draft_length in LEVELS
         # Four full acceptances of three drafts: 0.8 moved four times by 0.05 towards 1.
         np.testing.assert_allclose(pilot.controller.settle().pools[0][:3], 1 - 0.2 * 0.95**4, rtol=1e-12)
@@ -161,7 +162,6 @@ def test_the_measures_of_a_step_are_what_it_verifies_drafts_and_takes_in() -> No
         context=100,
         drafting=4,
     )
-    assert step.prefill == 4
     assert step.measures == StepMeasures(
         tokens=(1 + 0) + (1 + 2) + (1 + 3),
         requests=3,
@@ -170,7 +170,26 @@ def test_the_measures_of_a_step_are_what_it_verifies_drafts_and_takes_in() -> No
         prefill=(5 - 1) + 0 + 0,
         uneven=True,
     )
-    assert step.measures.tokens + step.prefill == sum(step.tokens.values())
+    assert step.measures.tokens + step.measures.prefill == sum(step.tokens.values())
+
+
+@pytest.mark.parametrize(
+    ("tokens", "drafts", "prefill"),
+    [
+        ({}, {}, 0),
+        ({"a": 1, "b": 1}, {}, 0),
+        ({"a": 4, "b": 1}, {"a": [7, 8, 9]}, 0),
+        ({"a": 2}, {}, 1),
+        ({"a": 2}, {"a": []}, 1),
+        ({"a": 5}, {"a": [7, 8, 9]}, 1),
+        ({"a": 4, "b": 100}, {"a": [7, 8, 9]}, 99),
+        ({"b": 100, "a": 4}, {"a": [7, 8, 9]}, 99),
+    ],
+)
+def test_what_requests_have_beyond_one_token_and_their_drafts_is_of_prompts(
+    tokens: dict[str, int], drafts: dict[str, list[int]], prefill: int
+) -> None:
+    assert ScheduledStep(tokens, drafts).measures.prefill == prefill
 
 
 @pytest.mark.parametrize(
@@ -206,8 +225,8 @@ def test_the_time_before_a_policy_took_charge_is_no_step_time(tmp_path: Path) ->
     step = ScheduledStep({"a": 3}, {"a": [-1] * 2}, drafting=2)
 
     def serve(now: float) -> int:
-        pilot.scheduled({"a": []}, [], now)
-        pilot.output(step, [VerifiedDrafts("a", 2, 2)], now)
+        pilot.scheduled(["a"], [], now)
+        pilot.output(step, VerifiedDrafts(["a"], [2], [2], {}), now)
         return int(pilot.controller.settle().cost.taught)
 
     assert [serve(0.0), serve(0.03), serve(0.06)] == [0, 1, 2]

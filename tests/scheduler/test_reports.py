@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from akjax import CompiledController, StepMeasures, reference_controller, reference_cost
+from akjax import CompiledController, DraftOutcomes, StepMeasures, reference_controller, reference_cost
 from akjax.cost import dense_cost, parse_table
 from akjax.scheduler.modes import ModeTracker, Vocabulary
 from akjax.scheduler.reports import Reports, describe_cost
@@ -31,7 +31,7 @@ def untaught() -> CompiledController:
 def teach(controller: CompiledController) -> None:
     """One step whose time is near enough to its prediction to teach."""
     before = int(controller.settle().cost.taught)
-    controller.observe(step=StepMeasures(10, 2), ms=80.0, teaches=True, outcomes=[])
+    controller.observe(step=StepMeasures(10, 2), ms=80.0, teaches=True, outcomes=DraftOutcomes())
     assert int(controller.settle().cost.taught) == before + 1
 
 

@@ -1,12 +1,10 @@
 """Which gaps between outputs are the time of a step."""
 
-from collections.abc import Mapping, Sequence
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from akjax.scheduler.step_clock import StepClock, only_decodes
+from akjax.scheduler.step_clock import StepClock
 
 
 def test_the_first_output_has_no_gap() -> None:
@@ -69,25 +67,3 @@ def test_gaps_add_up_to_the_whole_time(gaps: list[float]) -> None:
         assert measured is not None
         total += measured
     assert total == pytest.approx((now - 5.0) * 1e3, abs=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("scheduled", "drafts", "expected"),
-    [
-        ({}, {}, False),
-        ({"a": 1}, {}, True),
-        ({"a": 1, "b": 1}, {}, True),
-        ({"a": 4}, {"a": [7, 8, 9]}, True),
-        ({"a": 4, "b": 1}, {"a": [7, 8, 9]}, True),
-        ({"a": 2}, {"a": [7, 8, 9]}, True),
-        ({"a": 2}, {}, False),
-        ({"a": 5}, {"a": [7, 8, 9]}, False),
-        ({"a": 4, "b": 100}, {"a": [7, 8, 9]}, False),
-        ({"b": 100, "a": 4}, {"a": [7, 8, 9]}, False),
-        ({"a": 4, "b": 4}, {"a": [7, 8, 9]}, False),
-        ({"a": 2}, {"a": []}, False),
-        ({"a": 1}, {"a": [-1], "gone": [-1] * 5}, True),
-    ],
-)
-def test_only_decodes(scheduled: Mapping[str, int], drafts: Mapping[str, Sequence[int]], expected: bool) -> None:
-    assert only_decodes(scheduled, drafts) is expected

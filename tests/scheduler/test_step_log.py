@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from akjax import DraftOutcome, StepMeasures
+from akjax import DraftOutcomes, StepMeasures
 from akjax.fits.reading import read_log
 from akjax.scheduler import AdaptiveKScheduler
 from akjax.scheduler.assembly import header_of
@@ -48,8 +48,10 @@ def seen(number: int, requests: int = 2) -> SeenStep:
         forced=False,
         predicted_ms=21.25 if number else None,
         request=range(requests),
-        outcomes=[DraftOutcome(f"r{request}", 2, 1, 0) for request in range(requests)],
-        cut=(0,) * requests,
+        outcomes=DraftOutcomes(
+            [f"r{request}" for request in range(requests)], *([each] * requests for each in (2, 1, 0))
+        ),
+        cut={},
     )
 
 
@@ -709,10 +711,10 @@ def test_a_request_keeps_its_number_whatever_happens_to_it(build: Build, asynchr
     observe = logged.pilot.output
     seen_ids: list[list[str]] = []
 
-    def output(step: Any, verified: Any, now: float) -> None:
+    def output(step: Any, verified: Any, *rest: Any) -> None:
         if step.tokens:
-            seen_ids.append([drafts.request_id for drafts in verified])
-        observe(step, verified, now)
+            seen_ids.append(verified.request_ids)
+        observe(step, verified, *rest)
 
     logged.pilot.output = output  # pyright: ignore[reportAttributeAccessIssue]
     while waiting or engine.has_work:

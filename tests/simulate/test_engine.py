@@ -14,7 +14,7 @@ from simulate.worlds import EXPERTS, RATES, SWITCHING, busy, steady
 from akjax import (
     CompiledController,
     Controller,
-    DraftOutcome,
+    DraftOutcomes,
     StepMeasures,
     default_controller,
     reference_controller,
@@ -210,11 +210,11 @@ def test_the_controller_decides_as_when_it_serves(controller: Controller) -> Non
             ids[row] = f"row {row}, its request {began[row]}"
         outcome = jax.tree.map(lambda x, t=t: x[t], log["outcome"])
         seen = outcome.observations
-        outcomes = [
-            DraftOutcome(ids[row], int(seen.drafted[i]), int(seen.accepted[i]), int(seen.mode[i]))
-            for i, row in enumerate(seen.row)
-            if row < 6
-        ]
+        real = seen.row < 6
+        outcomes = DraftOutcomes(
+            [ids[row] for row in seen.row[real]],
+            *(column[real].tolist() for column in (seen.drafted, seen.accepted, seen.mode)),
+        )
         serving.observe(
             step=StepMeasures(*(int(x) for x in jax.tree.leaves(outcome.step))),
             ms=float(outcome.ms),
