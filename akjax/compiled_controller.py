@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from operator import le
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Float, Int
 
 from akjax.controller import Batch, Controller, ControllerState, Observations, Outcome, RequestRows
 from akjax.cost.model import AbstractCostModel
@@ -56,10 +56,7 @@ class StepMeasures(NamedTuple):
     uneven: bool = False
 
 
-_Counts = UInt8[np.ndarray, " n"]
 _MOST_DRAFTS = 255
-_NONE = np.zeros(0, np.uint8)
-_ONE = np.uint8(1)
 
 
 class _Pending(NamedTuple):
@@ -69,9 +66,9 @@ class _Pending(NamedTuple):
     ms: float
     teaches: bool
     slots: list[int]
-    drafted: _Counts
-    accepted: _Counts
-    modes: _Counts
+    drafted: bytes
+    accepted: bytes
+    modes: bytes
 
 
 class _Requests(NamedTuple):
@@ -82,7 +79,7 @@ class _Requests(NamedTuple):
 
 
 _NOBODY = _Requests([], [])
-_NOTHING = _Pending(StepMeasures(0, 0), 0.0, False, [], _NONE, _NONE, _NONE)
+_NOTHING = _Pending(StepMeasures(0, 0), 0.0, False, [], b"", b"", b"")
 
 
 class CompiledController:
@@ -256,7 +253,7 @@ class CompiledController:
             self._unload()
             step = self._loaded = self._steps[_size_index(max(len({*batch_slots, *outcome.slots}), 1))]
             step.load(self._rows, batch_slots, outcome.slots)
-        decision = step(self._state, outcome, np.frombuffer(modes, np.uint8), context)
+        decision = step(self._state, outcome, modes, context)
         self._pending = _NOTHING
         self._release_leaving()
         return decision
@@ -266,16 +263,18 @@ class CompiledController:
             self._loaded.unload(self._rows)
             self._loaded = None
 
-    def _checked(self, outcomes: DraftOutcomes) -> tuple[_Counts, _Counts, _Counts]:
+    def _checked(self, outcomes: DraftOutcomes) -> tuple[bytes, bytes, bytes]:
         """The columns of drafted, accepted and modes."""
-        limit = self._draft_limit
-        with suppress(ValueError):  # what is no byte
-            drafted, accepted, modes = (np.frombuffer(bytes(column), np.uint8) for column in outcomes[1:])
-            as_many = len(outcomes.request_ids) == len(drafted) == len(accepted) == len(modes)
-            # What is below 1 wraps to 255.
-            if as_many and np.logical_and.reduce((drafted - _ONE < limit) & (accepted <= drafted)):
-                return drafted, accepted, modes
-        raise ValueError(_impossible(outcomes, limit))
+        try:
+            drafted, accepted, modes = bytes(outcomes.drafted), bytes(outcomes.accepted), bytes(outcomes.modes)
+        except ValueError:  # a number that is no byte
+            raise ValueError(_impossible(outcomes, self._draft_limit)) from None
+        possible = len(outcomes.request_ids) == len(drafted) == len(accepted) == len(modes)
+        if drafted:
+            possible = possible and 0 not in drafted and max(drafted) <= self._draft_limit
+        if not possible or not all(map(le, accepted, drafted)):
+            raise ValueError(_impossible(outcomes, self._draft_limit))
+        return drafted, accepted, modes
 
 
 def _size_index(requests: int) -> int:
@@ -348,16 +347,16 @@ class _CompiledStep:
         """Puts the rows back."""
         table[self._slots] = self._rows[: len(self._slots)]
 
-    def __call__(self, state: Float[np.ndarray, " s"], outcome: _Pending, modes: _Counts, context: int) -> DraftLengths:
+    def __call__(self, state: Float[np.ndarray, " s"], outcome: _Pending, modes: bytes, context: int) -> DraftLengths:
         """Steps `state` and the rows in place, for the requests it was loaded with; `modes` are of those decoding."""
         flat, observed, decoding = self._flat, len(outcome.slots), len(self._batch_slots)
         self._state[:] = state
         for at, value in zip(self._scalars, (*outcome.step, outcome.ms, outcome.teaches, context), strict=True):
             flat[at] = value
-        self._drafted[:observed] = outcome.drafted
-        self._accepted[:observed] = outcome.accepted
-        self._mode[:observed] = outcome.modes
-        self._mode_now[:decoding] = modes
+        self._drafted[:observed] = np.frombuffer(outcome.drafted, np.uint8)
+        self._accepted[:observed] = np.frombuffer(outcome.accepted, np.uint8)
+        self._mode[:observed] = np.frombuffer(outcome.modes, np.uint8)
+        self._mode_now[:decoding] = np.frombuffer(modes, np.uint8)
         with jax.enable_x64(True):
             packed = np.asarray(self._call(flat))
         state[:] = packed[self._new_state]

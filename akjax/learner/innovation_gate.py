@@ -169,12 +169,14 @@ class InnovationGate(AbstractCostLearner):
         reopens = surprises & (run >= self.run)
 
         prior = prior + jnp.where(reopens, self.scale_spread**2, 0.0) * _shared(parameters)
-        variance = slopes @ prior @ slopes + memory.noise
-        gain = prior @ slopes / variance
+        shared = prior @ slopes
+        variance = slopes @ shared + memory.noise
+        gain = shared / variance
         lower, upper = _limits(parameters)
         mean = jnp.clip(mean + gain * innovation, lower, upper)
-        keep = jnp.eye(len(parameters)) - jnp.outer(gain, slopes)
-        covariance = keep @ prior @ keep.T + memory.noise * jnp.outer(gain, gain)
+        # Joseph's form multiplied out, which takes no product of matrices: rounding of the gain enters squared.
+        told = jnp.outer(gain, shared)
+        covariance = prior - told - told.T + variance * jnp.outer(gain, gain)
 
         accepted = teaches & (~surprises | reopens)
         # E[innovation**2] = variance, if the noise is right.
@@ -196,7 +198,9 @@ class InnovationGate(AbstractCostLearner):
         """Predictions, and their covariance to first order."""
         mean, from_mean = _coordinates(state.belief.model)
 
-        return linear_forecast(lambda x: predicted_log_ms(from_mean(x), steps, TINY_MS), mean, state.belief.covariance)
+        return linear_forecast(
+            lambda x, step: predicted_log_ms(from_mean(x), step, TINY_MS), steps, mean, state.belief.covariance
+        )
 
     def _first_covariance(self, parameters: tuple[Parameter, ...]) -> Float[np.ndarray, "p p"]:
         return _own_variance(parameters) + self.scale_spread**2 * _shared(parameters)

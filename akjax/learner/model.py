@@ -98,19 +98,24 @@ def predicted_log_ms(
 
 
 def linear_forecast(
-    log_ms: Callable[[Float[Array, " p"]], Float[Array, " steps"]],
+    log_ms: Callable[[Float[Array, " p"], StepFeatures], Float[Array, ""]],
+    steps: StepFeatures,
     mean: Float[Array, " p"],
     covariance: Float[Array, "p p"],
 ) -> CostForecast:
     """What steps would cost by a belief about parameters, to first order about its mean.
 
     Args:
-        log_ms: of the steps, as a function of the parameters in the coordinates of the belief.
+        log_ms: of a step, as a function of the parameters in the coordinates of the belief.
+        steps: with these features, along one axis.
         mean: of the belief.
         covariance: of the belief.
     """
-    slopes = jax.jacfwd(log_ms)(mean)
-    return CostForecast(log_ms(mean), slopes @ covariance @ slopes.T)
+    leaves, features = jax.tree.flatten(steps)
+    steps = jax.tree.unflatten(features, jnp.broadcast_arrays(*leaves))
+    # Backwards, a step at a time: forwards each parameter would go through the model of every step.
+    at_mean, slopes = jax.vmap(jax.value_and_grad(log_ms), in_axes=(None, 0))(mean, steps)
+    return CostForecast(at_mean, slopes @ covariance @ slopes.T)
 
 
 def both(prior: Covariance, fitted: Covariance) -> Covariance:

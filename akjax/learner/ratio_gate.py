@@ -68,4 +68,4 @@ class RatioGate(AbstractCostLearner):
         """Predictions, and their covariance to first order."""
         mean, unravel = ravel_pytree(state.belief.model)
 
-        return linear_forecast(lambda x: predicted_log_ms(unravel(x), steps), mean, state.belief.covariance)
+        return linear_forecast(lambda x, step: predicted_log_ms(unravel(x), step), steps, mean, state.belief.covariance)

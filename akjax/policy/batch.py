@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float, Int
 from akjax.arrays import Array
 from akjax.cost.model import AbstractCostModel, predicted_ms
 from akjax.features import StepFeatures
+from akjax.policy.first_best import first_best
 
 
 def batch_draft_length(
@@ -40,7 +41,7 @@ def batch_draft_length(
     )
     goodput = expected_tokens / predicted_ms(cost, step)
 
-    best = jnp.argmax(goodput)
+    best = first_best(goodput)
     is_current = lengths == current
     # A length that is no level has goodput -inf, so that any level beats it.
     current_goodput = jnp.max(jnp.where(is_current, goodput, -jnp.inf))

@@ -8,6 +8,8 @@ from jaxtyping import Bool, Float, Int
 from akjax.arrays import Array
 from akjax.cost.model import AbstractCostModel, predicted_ms
 from akjax.features import StepFeatures
+from akjax.policy.descending import descending
+from akjax.policy.first_best import first_best
 
 
 def per_request_draft_lengths(
@@ -36,12 +38,26 @@ def per_request_draft_lengths(
     """
     rows, length = survival.shape
     requests = jnp.sum(decoding, dtype=survival.dtype)
-    worth = jnp.where(decoding[:, None], survival, -1.0).reshape(-1)
-    order = jnp.argsort(worth, stable=True, descending=True)
+    worth = jnp.where(decoding[:, None], survival, -1.0)
+    falling = descending(worth.reshape(-1))
     budgets = jnp.arange(rows * length + 1, dtype=survival.dtype)
-    expected_tokens = requests + jnp.concatenate([jnp.zeros(1, survival.dtype), jnp.cumsum(worth[order])])
-    step = step_of(requests + budgets, jnp.broadcast_to(requests, budgets.shape))
-    goodput = jnp.where(budgets <= requests * length, expected_tokens / predicted_ms(cost, step), -jnp.inf)
-    within = jnp.arange(rows * length) < jnp.argmax(goodput)
-    chosen = jnp.zeros(rows * length, jnp.int32).at[order].set(within.astype(jnp.int32), unique_indices=True)
-    return jnp.maximum(jnp.sum(chosen.reshape(rows, length), axis=1, dtype=jnp.int32), least)
+    ms = predicted_ms(cost, step_of(requests + budgets, jnp.broadcast_to(requests, budgets.shape)))
+    # Without any draft apart from the rest: joined to them, it would keep a CPU from dividing several numbers at once.
+    goodput = jnp.where(budgets[1:] <= requests * length, (requests + jnp.cumsum(falling)) / ms[1:], -jnp.inf)
+    budget = jnp.where(requests / ms[0] < jnp.max(goodput), first_best(goodput) + 1, 0)
+    return jnp.maximum(_first_of(worth, falling, budget), least)
+
+
+def _first_of(worth: Float[Array, "n K"], falling: Float[Array, " drafts"], budget: Int[Array, ""]) -> Int[Array, " n"]:
+    """How many of each row are among the `budget` largest, ties going to the earlier row; `falling` is all in order.
+
+    The smallest of those says it all: what is above it belongs to them, and as many of its equals as are left. So
+    nothing needs to know where in the order a draft went.
+    """
+    smallest = falling[jnp.maximum(budget - 1, 0)]
+    above = jnp.sum(worth > smallest, axis=1, dtype=jnp.int32)
+    equal = jnp.sum(worth == smallest, axis=1, dtype=jnp.int32)
+    earlier = jnp.cumsum(equal, dtype=jnp.int32) - equal
+    left = budget - jnp.sum(above, dtype=jnp.int32) - earlier
+    # Without a budget the smallest is the largest of all, above which there is none.
+    return above + jnp.clip(left, 0, equal)

@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 
 from akjax.arrays import Array
 from akjax.features import StepFeatures
+from akjax.policy.first_best import first_best
 from akjax.policy.model import AbstractPolicy, Decision, Prospect, check_levels
 from akjax.policy.per_request import per_request_draft_lengths
 
@@ -148,7 +149,7 @@ class SteadyPolicy(AbstractPolicy[SteadyMemory]):
         leaves = work[memory.arm] >= jnp.min(work) + self.switch_steps * (1.0 - 1e-9)
         # A look takes its time, or it would end before it has shown anything; and nobody meant to stay after it.
         over = (memory.look == 0) & (hopeful[memory.arm] < jnp.max(hopeful))
-        best = jnp.where((memory.arm == NO_ARM) | over, jnp.argmax(hopeful), jnp.argmin(work)).astype(jnp.int32)
+        best = jnp.where((memory.arm == NO_ARM) | over, first_best(hopeful), first_best(-work))
         stays = (memory.look > 0) & jnp.asarray(possible)[memory.arm]
         leaves = (leaves & ~stays) | over | (memory.arm == NO_ARM)
         is_look = leaves & (goodput[best] < jnp.max(goodput))
@@ -175,14 +176,17 @@ class SteadyPolicy(AbstractPolicy[SteadyMemory]):
         """At each level: expected tokens, their upside and variance, those if all has changed, and the steps."""
         decoding = prospect.decoding[:, None]
         alive = prospect.drafts.survival
-        # The accepted number A has E[A] = sum of survivals and E[A**2] = sum of (2 i - 1) * survival_i.
-        odd = 2.0 * np.arange(1, alive.shape[1] + 1) - 1.0
-        mean = jnp.cumsum(alive, axis=1)
-        variance = jnp.cumsum(odd[None, :] * alive, axis=1) - mean**2
 
-        def summed(each: Float[Array, "n K"]) -> Float[Array, " levels"]:
-            total = jnp.sum(jnp.where(decoding, each, 0.0), axis=0)
-            return jnp.concatenate([jnp.zeros(1, each.dtype), total])[np.asarray(self.levels)]
+        def of_all(each: Float[Array, "n K"]) -> Float[Array, " K"]:
+            return jnp.sum(jnp.where(decoding, each, 0.0), axis=0)
+
+        def at_levels(drafts: Float[Array, " K"]) -> Levels:
+            return jnp.append(0.0, drafts)[np.asarray(self.levels)]
+
+        # The accepted number A has E[A] = sum of survivals and E[A**2] = sum of (2 i - 1) * survival_i.
+        survivors = of_all(alive)
+        odd = 2.0 * np.arange(1, alive.shape[1] + 1) - 1.0
+        variance = at_levels(jnp.cumsum(odd * survivors) - of_all(jnp.cumsum(alive, axis=1) ** 2))
 
         lengths = np.asarray(self.levels, np.float64)
         shared = jnp.zeros_like(lengths)
@@ -194,9 +198,10 @@ class SteadyPolicy(AbstractPolicy[SteadyMemory]):
             prefill=shared,
             uneven=shared,
         )
-        upside = jnp.cumsum(prospect.drafts.upside, axis=1)
-        afresh = jnp.cumsum(jnp.append(1.0, prospect.drafts.afresh))[np.asarray(self.levels)]
-        return requests + summed(mean), summed(upside), summed(variance), requests * afresh, steps
+        expected = requests + at_levels(jnp.cumsum(survivors))
+        upside = at_levels(jnp.cumsum(of_all(prospect.drafts.upside)))
+        afresh = requests * (1.0 + at_levels(jnp.cumsum(prospect.drafts.afresh)))
+        return expected, upside, variance, afresh, steps
 
     def _own_lengths(self, prospect: Prospect) -> Int[Array, " n"]:
         def step_of(tokens: Float[Array, " b"], requests: Float[Array, " b"]) -> StepFeatures:

@@ -80,9 +80,10 @@ def test_serving_compiles_nothing(served: CompiledController, caplog: pytest.Log
         assert "Compiling" in caplog.text, "the log did not show a compilation either"
 
 
+@pytest.mark.parametrize("per_request", [False, True], ids=["batch", "per request"])
 @pytest.mark.parametrize("of_policy", [make, make_default], ids=["reference", "default"])
-def test_a_batchs_choice_is_one_kernel(
-    of_policy: Callable[[int], CompiledController], monkeypatch: pytest.MonkeyPatch
+def test_a_choice_is_one_kernel(
+    of_policy: Callable[..., CompiledController], per_request: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps: list[jax.stages.Compiled] = []
 
@@ -91,7 +92,7 @@ def test_a_batchs_choice_is_one_kernel(
         return steps[-1]
 
     monkeypatch.setattr(compiled_controller, "compiled_for_cpu", recorded)
-    of_policy(256)
+    of_policy(256, per_request=per_request)
     kernels = [(step.as_text() or "").partition("\nENTRY")[2] for step in steps]
     assert [(kernel.count(" call("), kernel.count("fusion(")) for kernel in kernels] == [(1, 0)] * 5
 

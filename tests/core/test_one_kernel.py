@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from jax import lax
 from jaxtyping import Array, Float
 
+from akjax import per_request_draft_lengths, reference_cost
 from akjax.one_kernel import compiled_for_cpu, one_kernel
 
 Function = Callable[[Array], Array]
@@ -98,6 +99,18 @@ def test_rows_are_replaced_in_order_and_those_elsewhere_dropped(rows: list[int])
 def test_a_sum_of_many_terms_is_part_of_the_kernel() -> None:
     one, usual = both_ways(lambda values: jnp.sum(values.reshape(64, 1024), axis=1), np.linspace(0.0, 1.0, 65536))
     np.testing.assert_allclose(one, usual, rtol=1e-12)
+
+
+@pytest.mark.parametrize("rows", [1, 4, 64])
+def test_a_draft_length_for_each_request_is_chosen_in_the_kernel(rows: int) -> None:
+    cost = reference_cost(5.0, 0.8, 0.4, experts=16, top_k=2)
+
+    def lengths(values: Array) -> Array:
+        survival = jnp.cumprod(values.reshape(rows, 6), axis=1)
+        return per_request_draft_lengths(survival, jnp.arange(rows) != 1, cost).astype(values.dtype)
+
+    one, usual = both_ways(lengths, np.random.default_rng(rows).random(rows * 6))
+    np.testing.assert_array_equal(one, usual)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
 
 import oracle
 from akjax import (
@@ -26,7 +27,7 @@ from akjax import (
 ROWS, DRAFT_LIMIT = 6, 5
 
 choose_batch = jax.jit(batch_draft_length, static_argnames="levels")
-choose_per_request = jax.jit(per_request_draft_lengths)
+choose_per_request = jax.jit(per_request_draft_lengths, static_argnames="least")
 
 # Eighths, so that equal sums of survivals are equal floats and ties are real ties.
 RATE = st.integers(0, 8).map(lambda eighths: eighths / 8)
@@ -108,6 +109,76 @@ def test_no_other_lengths_have_more_goodput(rates: list[list[float]]) -> None:
         if budget_goodput(known, survival, np.asarray(lengths)) == pytest.approx(best, rel=1e-12)
     ]
     assert any(np.array_equal(np.maximum(lengths, 1), chosen) for lengths in unraised)
+
+
+def lengths_by_sorting(survival: np.ndarray, decoding: np.ndarray, ms: np.ndarray, least: int) -> np.ndarray:
+    """What each request's k is by its definition: all drafts put in order, and the first best budget of them taken.
+
+    Args:
+        survival: of each row.
+        decoding: the rows that count.
+        ms: of the steps that verify 0, 1, ... drafts.
+        least: draft length that every row gets at least.
+    """
+    requests = int(decoding.sum())
+    worth = np.where(decoding[:, None], survival, -1.0).reshape(-1)
+    order = np.argsort(-worth, kind="stable")[: requests * survival.shape[1]]
+    tokens = requests + np.concatenate([[0.0], np.cumsum(worth[order])])
+    budget = int(np.argmax(tokens / ms[: len(tokens)]))
+    taken = np.bincount(order[:budget] // survival.shape[1], minlength=len(survival))
+    return np.maximum(taken, least)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 6), (5, 1), (4, 6), (7, 5), (16, 3)])
+@pytest.mark.parametrize("least", [0, 1])
+@settings(max_examples=40)
+@given(data=st.data(), base=st.integers(1, 200), of_draft=st.integers(0, 16), of_step=st.integers(0, 16))
+def test_each_requests_k_is_that_of_all_drafts_in_order(
+    shape: tuple[int, int], least: int, data: st.DataObject, base: int, of_draft: int, of_step: int
+) -> None:
+    rates = data.draw(arrays.arrays(np.int8, shape, elements=st.integers(0, 4))) / 4
+    decoding = data.draw(arrays.arrays(bool, shape[0]))
+    # All of it is exact in binary, so that the same lengths are best here and there, to the last bit and the last tie.
+    survival = np.cumprod(rates, axis=1)
+    budgets = np.arange(survival.size + 1.0)
+    requests = float(decoding.sum())
+    ms = np.maximum(base / 4 + of_step / 8 * (requests > 0) + of_draft / 16 * (requests + budgets), 1.0)
+    cost = Constant(base / 4 + of_step / 8 * (requests > 0)) + PerToken(of_draft / 16)
+    chosen = choose_per_request(survival, decoding, cost, least)
+    assert chosen.dtype == np.int32
+    assert chosen.tolist() == lengths_by_sorting(survival, decoding, ms, least).tolist()
+
+
+@given(seed=st.integers(0, 2**32 - 1), decoding=st.integers(0, 64))
+@settings(max_examples=40)
+def test_of_many_requests_too(seed: int, decoding: int) -> None:
+    rng = np.random.default_rng(seed)
+    survival = np.cumprod(rng.integers(8, 17, (64, 3)) / 16, axis=1)
+    rows = rng.permutation(64) < decoding
+    ms = np.maximum(8.0 + (decoding + np.arange(survival.size + 1.0)) / 4, 1.0)
+    chosen = choose_per_request(survival, rows, Constant(8.0) + PerToken(0.25))
+    assert chosen.tolist() == lengths_by_sorting(survival, rows, ms, 1).tolist()
+
+
+def test_several_batches_at_once_choose_as_each_would() -> None:
+    rng = np.random.default_rng(0)
+    survival = np.cumprod(rng.integers(0, 5, (9, 7, 5)) / 4, axis=2)
+    decoding = rng.random((9, 7)) < 0.7
+    cost = reference_cost(5.0, 0.8, 0.4, experts=16, top_k=2)
+    together = jax.vmap(choose_per_request, in_axes=(0, 0, None))(survival, decoding, cost)
+    each = [choose_per_request(*batch, cost) for batch in zip(survival, decoding, strict=True)]
+    np.testing.assert_array_equal(together, np.stack(each))
+
+
+def test_drafts_of_rows_that_do_not_decode_are_not_taken_even_where_longer_steps_are_cheaper() -> None:
+    decoding = np.asarray([True, False, False])
+    lengths = choose_per_request(np.ones((3, 2)), decoding, parse_table("3:100,5:1"))
+    assert lengths.tolist() == [2, 1, 1]
+
+
+def test_costs_that_are_no_numbers_leave_the_least() -> None:
+    survival, decoding = np.full((3, 2), 0.5), np.ones(3, bool)
+    assert choose_per_request(survival, decoding, Constant(np.nan) + PerToken(1.0)).tolist() == [1, 1, 1]
 
 
 def test_a_tie_between_levels_goes_to_the_shorter() -> None:
