@@ -1,6 +1,7 @@
 """vLLM's engine in this process, serving the tiny pair at a steady concurrency with akjax choosing k."""
 
 import itertools
+import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -98,22 +99,24 @@ class Engine:
         seconds: float,
         command: str,
         *,
-        lead_in: float = 0.0,
+        tokens: float = math.inf,
+        lead_in: int = 0,
         temperature: float = 0.0,
         seed: int = 0,
         watch: Callable[[float, int], None] = lambda seconds, k: None,
     ) -> Served:
-        """Keeps `concurrency` requests running for `seconds` after a `lead_in` that does not count, then drops them.
+        """Keeps `concurrency` fresh requests running for `seconds`, or until `tokens` have come, then drops them.
 
         Args:
             prompts: taken in turn, again from the first after the last.
             concurrency: requests at once.
             seconds: that count; the step that runs when they are over counts as a whole.
             command: the line for the control file.
-            lead_in: seconds of the same serving before them.
+            tokens: that count, of all requests together; the step that reaches them counts as a whole.
+            lead_in: steps before that do not count. The first one reads the first prompts.
             temperature: of sampling; above 0 each request has its own seed, which follows from `seed`.
             seed: for that.
-            watch: called after each step with the seconds since the start of the lead-in and the k it planned.
+            watch: called after each step with the seconds since the start and the k it planned.
 
         Raises:
             RuntimeError: the scheduler stopped choosing, by a fault of its own.
@@ -123,9 +126,9 @@ class Engine:
         upcoming = zip(itertools.cycle(prompts), itertools.count(seed * 1_000_003), strict=False)
         lengths: dict[str, int] = {}
         served = Served()
-        started = time.perf_counter()
-        counted_from: float | None = started if lead_in <= 0 else None
-        while served.seconds < seconds:
+        started = counted_from = time.perf_counter()
+        uncounted = lead_in
+        while served.seconds < seconds and served.tokens < tokens:
             while len(lengths) < concurrency:
                 prompt, request_seed = next(upcoming)
                 request_id = f"request-{next(self._ids)}"
@@ -134,10 +137,10 @@ class Engine:
                 )
                 engine.add_request(request_id, prompt, sampling)
                 lengths[request_id] = 0
-            tokens = 0
+            came = 0
             for output in engine.step():
                 length = len(output.outputs[0].token_ids)  # pyright: ignore[reportAttributeAccessIssue]
-                tokens += length - lengths[output.request_id]
+                came += length - lengths[output.request_id]
                 lengths[output.request_id] = length
                 if output.finished:
                     del lengths[output.request_id]
@@ -145,12 +148,13 @@ class Engine:
             if self.scheduler.plan is None:
                 raise RuntimeError("the scheduler stopped choosing k, by a fault of its own")
             k = self.scheduler.plan.draft_length
-            if counted_from is not None:
-                served.tokens += tokens
+            if uncounted:
+                uncounted -= 1
+                counted_from = now
+            else:
+                served.tokens += came
                 served.seconds = now - counted_from
                 served.k.append(k)
-            elif now - started >= lead_in:
-                counted_from = now
             watch(now - started, k)
         engine.abort_request(list(lengths), internal=False)
         # A last step without tokens tells the scheduler which requests are gone.
