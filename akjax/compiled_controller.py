@@ -103,7 +103,7 @@ class CompiledController:
         max_requests: int,
         covariance: Covariance | None = None,
     ) -> None:
-        """Compiles the step for 1, 4, 16, ... up to at least `max_requests` requests, on the CPU, in float64.
+        """Compiles the step for 1, 8, 32, 64, ... up to at least `max_requests` requests, on the CPU, in float64.
 
         `covariance` is that of a fitted `cost`; None for the prior of its form.
 
@@ -128,7 +128,7 @@ class CompiledController:
             self._state = np.array(self._state_layout.pack(state))
         cost_state = self._state_layout.views(self._state).cost
         self._taught, self._predicted_ms = cost_state.taught, cost_state.predicted_ms
-        sizes = [4**exponent for exponent in range(_size_index(max_requests) + 1)]
+        sizes = [_size(index) for index in range(_size_index(max_requests) + 1)]
         with ThreadPoolExecutor() as pool:  # XLA compiles without the GIL
             self._steps = list(
                 pool.map(lambda size: _CompiledStep(controller, self._state_layout, row_layout, size, on_cpu), sizes)
@@ -277,12 +277,20 @@ class CompiledController:
         return drafted, accepted, modes
 
 
-def _size_index(requests: int) -> int:
-    """Which of the sizes 1, 4, 16, ... is the first that holds so many requests.
+def _size(index: int) -> int:
+    """The numbers of requests that are compiled: 1, 8, 32, 64, 128, ...
 
-    Twice as many sizes would save at most a few microseconds a step, and double the time to start.
+    Each takes a second to compile. Up to 32 requests a step takes as long for all, but for a few microseconds; above,
+    it takes the longer the more there are, padding included.
     """
-    return ((requests - 1).bit_length() + 1) // 2
+    return (1, 8)[index] if index < 2 else 2 ** (index + 3)
+
+
+def _size_index(requests: int) -> int:
+    """The first size that holds so many requests."""
+    if requests <= 8:
+        return int(requests > 1)
+    return max((requests - 1).bit_length() - 3, 2)
 
 
 class _CompiledStep:
@@ -324,6 +332,7 @@ class _CompiledStep:
         self._slots: list[int] = []
         self._batch_slots: list[int] = []
         self._observed_slots: list[int] = []
+        self._modes: tuple[bytes, bytes] | None = None
         signature = jax.ShapeDtypeStruct(self._flat.shape, self._flat.dtype, sharding=sharding)
         with jax.enable_x64(True):
             layout_out = Layout(jax.eval_shape(step, example))
@@ -337,7 +346,7 @@ class _CompiledStep:
     def load(self, table: Float[np.ndarray, "capacity r"], batch: list[int], observed: list[int]) -> None:
         """Takes the rows of the requests in a step and in its output from `table`, at these slots."""
         row_of = {slot: row for row, slot in enumerate(dict.fromkeys((*batch, *observed)))}
-        self._slots, self._batch_slots, self._observed_slots = list(row_of), batch, observed
+        self._slots, self._batch_slots, self._observed_slots, self._modes = list(row_of), batch, observed, None
         self._rows[: len(row_of)] = table[self._slots]
         for view, slots in ((self._decoding, batch), (self._observed, observed)):
             view[: len(slots)] = [row_of[slot] for slot in slots]
@@ -355,13 +364,18 @@ class _CompiledStep:
             flat[at] = value
         self._drafted[:observed] = np.frombuffer(outcome.drafted, np.uint8)
         self._accepted[:observed] = np.frombuffer(outcome.accepted, np.uint8)
-        self._mode[:observed] = np.frombuffer(outcome.modes, np.uint8)
-        self._mode_now[:decoding] = np.frombuffer(modes, np.uint8)
+        if self._modes != (outcome.modes, modes):
+            self._modes = outcome.modes, modes
+            self._mode[:observed] = np.frombuffer(outcome.modes, np.uint8)
+            self._mode_now[:decoding] = np.frombuffer(modes, np.uint8)
         with jax.enable_x64(True):
             packed = np.asarray(self._call(flat))
         state[:] = packed[self._new_state]
         self._all_rows[:] = packed[self._new_rows]
-        each = None if self._each is None else packed[self._each][:decoding].astype(int)
+        each = None
+        if self._each is not None:
+            first = self._each.start
+            each = packed[first : first + decoding].astype(int)
         return DraftLengths(int(packed[self._draft_length.start]), each)
 
     def states(self, row: Float[np.ndarray, " r"]) -> Any:

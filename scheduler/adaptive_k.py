@@ -1,6 +1,8 @@
 """vLLM's scheduler, with draft lengths chosen by the models."""
 
 from collections.abc import Callable, Mapping
+from itertools import chain
+from operator import attrgetter
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -141,9 +143,8 @@ class AdaptiveKScheduler(AsyncScheduler):
         undrafted = {request.req_id for request in scheduler_output.scheduled_new_reqs}
         undrafted |= scheduler_output.scheduled_cached_reqs.resumed_req_ids
         verified = self._verified.without(undrafted) if undrafted else self._verified
-        new_tokens = [
-            (output.request_id, output.new_token_ids) for of_client in outputs.values() for output in of_client.outputs
-        ]
+        of_all = chain.from_iterable([of_client.outputs for of_client in outputs.values()])
+        new_tokens = map(attrgetter("request_id", "new_token_ids"), of_all)
         if step is None:
             tokens, drafts = scheduler_output.num_scheduled_tokens, scheduler_output.scheduled_spec_decode_tokens
             pilot.unknown_output(ScheduledStep(tokens, drafts), verified, now, new_tokens)

@@ -94,7 +94,16 @@ def test_a_choice_is_one_kernel(
     monkeypatch.setattr(compiled_controller, "compiled_for_cpu", recorded)
     of_policy(256, per_request=per_request)
     kernels = [(step.as_text() or "").partition("\nENTRY")[2] for step in steps]
-    assert [(kernel.count(" call("), kernel.count("fusion(")) for kernel in kernels] == [(1, 0)] * 5
+    assert [(kernel.count(" call("), kernel.count("fusion(")) for kernel in kernels] == [(1, 0)] * 6
+
+
+def test_a_step_is_padded_to_the_first_size_that_holds_its_requests() -> None:
+    size, index = compiled_controller._size, compiled_controller._size_index
+    assert [size(i) for i in range(8)] == [1, 8, 32, 64, 128, 256, 512, 1024]
+    for requests in range(1, 1025):
+        least = index(requests)
+        assert size(least) >= requests
+        assert least == 0 or size(least - 1) < requests
 
 
 def test_serving_needs_no_global_float64(served: CompiledController) -> None:
