@@ -18,7 +18,7 @@ from akjax.packing import Layout
 
 
 class DraftOutcomes(NamedTuple):
-    """What became of a step's drafts, a column of each, in output order.
+    """What became of a step's drafts, a list of each, in output order.
 
     Attributes:
         request_ids: of the requests that had any, each once.
@@ -406,5 +406,6 @@ def _impossible(outcomes: DraftOutcomes, draft_limit: int) -> str:
         for of_one in zip(*outcomes, strict=True)
         if not (1 <= of_one[1] <= draft_limit and 0 <= of_one[2] <= of_one[1] and 0 <= of_one[3] < 256)
     ]
-    given = ", ".join(f"{name} {value!r}" for name, value in zip(outcomes._fields, wrong[0], strict=True))
+    # An array of another type than bytes has as many numbers, and more bytes.
+    given = ", ".join(f"{name} {value!r}" for name, value in zip(outcomes._fields, [*wrong, outcomes][0], strict=True))
     return f"drafted must be 1 to {draft_limit}, accepted 0 to drafted, given {given}"

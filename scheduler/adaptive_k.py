@@ -75,7 +75,7 @@ class AdaptiveKScheduler(AsyncScheduler):
     ) -> dict[int, EngineCoreOutputs]:
         """What vLLM makes of a step's output; the time it arrived and its accepted drafts teach the models."""
         now = monotonic()
-        self._verified = VerifiedDrafts([], [], [], scheduler_output.num_invalid_spec_tokens or {})
+        self._verified = VerifiedDrafts([], [], [], {})
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         self._with_pilot(self._observed, scheduler_output, outputs, now)
         return outputs
@@ -91,10 +91,11 @@ class AdaptiveKScheduler(AsyncScheduler):
         """Notes how many of a request's drafts were accepted. Drafts cut by a grammar were never verified."""
         # This runs for each request of each step, so it does no more than it must.
         drafted = num_draft_tokens
-        if num_invalid_spec_tokens:
-            drafted -= num_invalid_spec_tokens.get(request_id, 0)
+        request_ids, of_drafted, of_accepted, cut = self._verified
+        if num_invalid_spec_tokens and request_id in num_invalid_spec_tokens:
+            cut[request_id] = num_invalid_spec_tokens[request_id]
+            drafted -= cut[request_id]
         if drafted > 0:
-            request_ids, of_drafted, of_accepted, _ = self._verified
             request_ids.append(request_id)
             of_drafted.append(drafted)
             of_accepted.append(num_accepted_tokens)

@@ -38,7 +38,7 @@ class VerifiedDrafts(NamedTuple):
     request_ids: list[str]
     drafted: list[int]
     accepted: list[int]
-    cut: Mapping[str, int]
+    cut: dict[str, int]
 
     def without(self, request_ids: Set[str]) -> "VerifiedDrafts":
         """All but what is said of these requests."""
