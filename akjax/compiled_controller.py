@@ -133,7 +133,7 @@ class CompiledController:
             self._steps = list(
                 pool.map(lambda size: _CompiledStep(controller, self._state_layout, row_layout, size, on_cpu), sizes)
             )
-        self._rows = np.zeros((2 * sizes[-1], row_layout.size))
+        self._rows = np.zeros((2 * max_requests, row_layout.size))
         self._slots: dict[str, int] = {}
         self._free = list(range(len(self._rows)))
         self._leaving: list[int] = []
