@@ -182,12 +182,16 @@ class CompiledController:
 
         Args:
             request_ids: of the step; only those that were observed, unless the controller counts the others too.
-            modes: of their texts.
+            modes: of their texts, a list as long.
             context: KV tokens that the step reads.
 
         Raises:
+            ValueError: more or fewer modes than requests.
             KeyError: a request that has never been observed, where only observed ones are counted.
         """
+        packed_modes = bytes(modes)
+        if len(packed_modes) != len(request_ids):
+            raise ValueError(f"{len(request_ids)} requests have as many modes, given {modes!r}")
         if request_ids != self._decoding.ids:
             slots_of = self._slot_of if self.counts_unobserved else self._slots.__getitem__
             self._decoding = _Requests(list(request_ids), [slots_of(request_id) for request_id in request_ids])
@@ -195,7 +199,7 @@ class CompiledController:
         most = self._steps[-1].size
         if len(slots) + len(self._pending.slots) > most and len({*slots, *self._pending.slots}) > most:
             self._settle_pending()
-        return self._run(self._pending, slots, bytes(modes), context)
+        return self._run(self._pending, slots, packed_modes, context)
 
     def forget(self, request_id: str) -> None:
         """Drops the request's state, after the observation that is still to be taken in."""

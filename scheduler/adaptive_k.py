@@ -144,13 +144,13 @@ class AdaptiveKScheduler(AsyncScheduler):
         undrafted = {request.req_id for request in scheduler_output.scheduled_new_reqs}
         undrafted |= scheduler_output.scheduled_cached_reqs.resumed_req_ids
         verified = self._verified.without(undrafted) if undrafted else self._verified
-        of_all = chain.from_iterable([of_client.outputs for of_client in outputs.values()])
-        new_tokens = map(attrgetter("request_id", "new_token_ids"), of_all)
         if step is None:
             tokens, drafts = scheduler_output.num_scheduled_tokens, scheduler_output.scheduled_spec_decode_tokens
-            pilot.unknown_output(ScheduledStep(tokens, drafts), verified, now, new_tokens)
+            pilot.unknown_output(ScheduledStep(tokens, drafts), verified, now)
         else:
-            pilot.output(step, verified, now, new_tokens)
+            pilot.output(step, verified, now)
+        of_all = chain.from_iterable([of_client.outputs for of_client in outputs.values()])
+        pilot.read(map(attrgetter("request_id", "new_token_ids"), of_all))
 
     def _arrived(self, scheduler_output: SchedulerOutput) -> ScheduledStep | None:
         """The step of an output as it was planned; None if it was not.

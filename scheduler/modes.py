@@ -87,10 +87,6 @@ class ModeTracker:
             return [USUAL] * len(request_ids)
         return [texts[request_id].mode if request_id in texts else USUAL for request_id in request_ids]
 
-    def mode(self, request_id: str) -> int:
-        """The mode of one."""
-        return self.of((request_id,))[0]
-
     def forget(self, request_id: str) -> None:
         """Drops the request."""
         self._texts.pop(request_id, None)

@@ -163,20 +163,13 @@ class Pilot:
             self._reports.step(plan.draft_length, now, controller, self.modes)
         return plan
 
-    def output(
-        self,
-        step: ScheduledStep,
-        verified: VerifiedDrafts,
-        now: float,
-        new_tokens: Iterable[tuple[str, Sequence[int]]] = (),
-    ) -> None:
+    def output(self, step: ScheduledStep, verified: VerifiedDrafts, now: float) -> None:
         """Takes in a step's output.
 
         Args:
             step: as it was scheduled.
             verified: what became of its drafts.
             now: when the output arrived; monotonic, in seconds.
-            new_tokens: that it brought each request. They say what its text is from the next choice on.
         """
         controller = self.controller
         exact = controller.expects_exact_times
@@ -199,21 +192,18 @@ class Pilot:
                 k=step.drafting,
                 forced=step.forced,
             )
-        self._read(new_tokens)
 
-    def unknown_output(
-        self,
-        step: ScheduledStep,
-        verified: VerifiedDrafts,
-        now: float,
-        new_tokens: Iterable[tuple[str, Sequence[int]]] = (),
-    ) -> None:
+    def unknown_output(self, step: ScheduledStep, verified: VerifiedDrafts, now: float) -> None:
         """Passes over the output of a step that was not seen scheduled, and of which only the output tells."""
         if self._step_log is not None:
             self.controller.settle()
             self._step_log.output(None, step.measures, self._outcomes(verified), verified.cut, now)
-        self._read(new_tokens)
         self.idle()
+
+    def read(self, new_tokens: Iterable[tuple[str, Sequence[int]]]) -> None:
+        """Takes in the tokens that an output brought each request, after its drafts: they say what its text is now."""
+        if self.modes is not None:
+            self.modes.read(new_tokens)
 
     def idle(self) -> None:
         """The engine has had nothing to do: the time up to the next output is not a step's."""
@@ -234,10 +224,6 @@ class Pilot:
             self._active = policy
             # A policy that goes by steps however long they took has let pauses pass as such.
             self._clock.idle()
-
-    def _read(self, new_tokens: Iterable[tuple[str, Sequence[int]]]) -> None:
-        if self.modes is not None:
-            self.modes.read(new_tokens)
 
     def _outcomes(self, verified: VerifiedDrafts) -> DraftOutcomes:
         request_ids, drafted, accepted, _ = verified

@@ -8,7 +8,9 @@ from akjax.arrays import Array
 
 
 def first_best(values: Float[Array, " n"]) -> Int[Array, ""]:
-    """What `jnp.argmax` returns, by two plain reductions, which on a CPU take a fifth of its time."""
+    """The index of the first largest value, as `jnp.argmax` has it but for NaN, among which it is 0.
+
+    By two plain reductions, which a CPU does in a fraction of the time.
+    """
     at = np.arange(len(values), dtype=np.int32)
-    # So put, a largest of NaN makes it the first, as nothing is below.
     return jnp.min(jnp.where(values < jnp.max(values), at[-1], at))

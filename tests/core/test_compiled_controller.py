@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -310,3 +311,28 @@ def test_an_outcome_that_no_step_can_have_is_refused(outcome: Outcome) -> None:
     with pytest.raises(ValueError, match="as many of each"):
         controller.observe(step=StepMeasures(2, 1), ms=30.0, teaches=True, outcomes=DraftOutcomes(["r"], [1], [1], []))
     assert not controller.knows("r")
+
+
+def test_columns_that_are_no_lists_are_refused_and_not_misread() -> None:
+    """Of an array of int64 `bytes` makes eight numbers for each."""
+    controller = make(max_requests=2)
+    drafted: Any = np.asarray([2, 2])
+    with pytest.raises(ValueError, match="given request_ids"):
+        controller.observe(
+            step=StepMeasures(6, 2),
+            ms=30.0,
+            teaches=True,
+            outcomes=DraftOutcomes(["a", "b"], drafted, [1, 1], [0, 0]),
+        )
+
+
+@pytest.mark.parametrize("modes", [[], [0], [0, 0, 0]])
+def test_a_mode_for_each_request_is_needed(modes: list[int]) -> None:
+    with pytest.raises(ValueError, match="2 requests have as many modes"):
+        make_default(2).decide(["a", "b"], modes)
+
+
+def test_more_drafts_than_a_byte_can_say_are_refused() -> None:
+    controller = reference_controller(draft_limit=256, levels=(1, 2))
+    with pytest.raises(ValueError, match="at most 255, given 256"):
+        CompiledController(controller, COST, 1)

@@ -41,3 +41,10 @@ def test_writing_to_a_view_fills_the_vector() -> None:
     views["b"][...] = 3
     assert flat.tolist() == [7.0, 8.0, 3.0]
     assert layout.unpack(jnp.asarray(flat))["b"].dtype == jnp.int32
+
+
+def test_a_slice_is_where_the_view_of_the_same_array_lies() -> None:
+    layout = Layout((np.zeros((2, 3)), np.zeros(()), np.zeros(4, np.int32)))
+    flat = np.arange(layout.size, dtype=np.float64)
+    for place, view in zip(layout.slices(), layout.views(flat), strict=True):
+        np.testing.assert_array_equal(flat[place], view.ravel())

@@ -68,16 +68,16 @@ def test_whole_run_follows_the_recording(scenario: dict[str, Any]) -> None:
             assert plan.draft_length == max(each.values())
 
         now += step["ms"] * 1e-3
-        modes = {r: 0 if pilot.modes is None else pilot.modes.mode(r) for r in scheduled}
-        assert modes == step["modes"]
+        modes = [0] * len(scheduled) if pilot.modes is None else pilot.modes.of([*scheduled])
+        assert dict(zip(scheduled, modes, strict=True)) == step["modes"]
         pilot.output(
             ScheduledStep(scheduled, {request_id: [-1] * drafts for request_id, drafts in step["drafted"].items()}),
             VerifiedDrafts(
                 [*step["accepted"]], [step["drafted"][r] for r in step["accepted"]], [*step["accepted"].values()], {}
             ),
             now,
-            step["new"].items(),
         )
+        pilot.read(step["new"].items())
         finished = step["finished"]
 
         state = pilot.controller.settle()

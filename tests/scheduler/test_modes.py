@@ -42,7 +42,7 @@ def assert_mode(pieces: list[str], mode: int) -> None:
     assert scan(tracker(), *pieces) == mode
     one_a_scan = tracker()
     assert [scan(one_a_scan, piece) for piece in pieces][-1] == mode
-    assert one_a_scan.mode("r") == mode
+    assert one_a_scan.of("r") == [mode]
 
 
 @pytest.mark.parametrize("length", range(13))
@@ -142,12 +142,12 @@ def test_requests_do_not_see_each_other() -> None:
     scan(modes, "``", request_id="a")
     assert scan(modes, "`", request_id="b") == PROSE
     assert scan(modes, "`", request_id="a") == CODE
-    assert modes.mode("b") == PROSE
+    assert modes.of("b") == [PROSE]
 
 
 def test_a_request_not_yet_scanned_writes_prose() -> None:
     modes = tracker()
-    assert modes.mode("r") == PROSE
+    assert modes.of("r") == [PROSE]
     modes.forget("r")
 
 
@@ -156,7 +156,7 @@ def test_a_forgotten_request_starts_anew() -> None:
     for pieces in (["```", "a"], [OPEN], ["``"]):
         scan(modes, *pieces)
         modes.forget("r")
-        assert modes.mode("r") == PROSE
+        assert modes.of("r") == [PROSE]
         assert scan(modes, "`") == PROSE
         modes.forget("r")
     assert modes.switches == 2
@@ -169,7 +169,7 @@ def test_reading_a_steps_tokens_is_scanning_each_requests(steps: list[list[tuple
         read.read([(request_id, [ID[piece] for piece in pieces]) for request_id, pieces in step])
         for request_id, pieces in step:
             scan(scanned, *pieces, request_id=request_id)
-        assert read.of("abcd") == [scanned.mode(request_id) for request_id in "abcd"]
+        assert read.of("abcd") == scanned.of("abcd")
     assert read.switches == scanned.switches
 
 
@@ -202,5 +202,5 @@ def test_modes_and_switches_are_the_oracles(pieces: list[str], operations: list[
         else:
             oracle.scan(request_id, tokens)
             assert modes.scan(request_id, tokens) == oracle.of(request_id)
-        assert [modes.mode(r) for r in "ab"] == [oracle.of(r) for r in "ab"]
+        assert modes.of("ab") == [oracle.of(r) for r in "ab"]
         assert modes.switches == oracle.switches

@@ -76,8 +76,8 @@ class Run:
             ScheduledStep(scheduled, {r: [-1] * drafts for r, drafts in drafted.items()}),
             VerifiedDrafts([*accepted], [drafted[r] for r in accepted], [*accepted.values()], {}),
             self.now,
-            new.items(),
         )
+        self.pilot.read(new.items())
         self.expected.output(step, ms, oracle.Output(accepted=accepted, new=new, finished=finished))
         for request, tokens in new.items():
             self.outputs[request] += tokens

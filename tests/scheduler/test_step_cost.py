@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# Twice what was measured, or somewhat more: a guard against doing much more than now, no aim.
+# Two to three times what was measured: a guard against doing much more than now, no aim.
 LIMITS = {"reference": {"1": 1.4, "64": 0.16}, "default": {"1": 2.1, "64": 0.24}}
 
 
