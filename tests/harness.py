@@ -8,7 +8,10 @@ loses count of tokens is caught at the step where it does.
 Outputs cannot depend on how many drafts are asked for: the token at each output position of a request is a
 pure function of the request and the position. Acceptance decides only how many of them one step yields.
 
-Not covered: structured outputs, multi-modal inputs, pooling, LoRA and KV connectors.
+A structured output is vLLM's own but for its grammar, which lets every sampled token pass and as many drafts as the
+test says. A KV connector is not there, only its news that blocks failed to load.
+
+Not covered: multi-modal inputs, pooling and LoRA.
 """
 
 import json
@@ -17,6 +20,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -27,15 +31,17 @@ import torch
 from vllm import SamplingParams
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
+from vllm.sampling_params import StructuredOutputsParams
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutputs, FinishReason
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
-from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
+from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
+from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 
 VOCAB_SIZE = 512
 
@@ -47,6 +53,9 @@ Token = Callable[[str, int], int]
 
 DraftsGiven = Callable[[str, int], int]
 """(request id, drafts asked for) -> how many the drafter gives."""
+
+Allows = Callable[[str, int], int]
+"""(request id, drafts proposed) -> how many of them the request's grammar lets stand."""
 
 StepMs = Callable[[SchedulerOutput], float]
 """A scheduled step -> the milliseconds for which the model runs it."""
@@ -179,8 +188,8 @@ class Execution:
     """What the model made of one scheduled step.
 
     `drafted` counts the scheduled drafts of each request that had any, `accepted` those that held, and
-    `blank` those that no drafter had proposed: vLLM's padding of new decodes, or a drafter that gave fewer
-    than were scheduled. Blank drafts are always rejected.
+    `blank` those that were no drafts when they were verified: vLLM's padding of new decodes, a drafter that gave
+    fewer than were scheduled, or what a grammar cut. Blank drafts are always rejected.
     """
 
     output: ModelRunnerOutput
@@ -205,30 +214,64 @@ class _Row:
 
 
 class World:
-    """The fake model runner: turns scheduled steps into outputs, in the order of their scheduling."""
+    """The fake model runner: turns scheduled steps into outputs, in the order of their scheduling.
+
+    Attributes:
+        recomputes: requests of which the scheduler threw an output away, since what it was computed from was not
+            there: they go on from where the scheduler has them.
+    """
 
     def __init__(self, accept: Accept, token: Token, drafts_given: DraftsGiven, seed: int) -> None:
         self.accept = accept
         self.token = token
         self.drafts_given = drafts_given
         self.seed = seed
+        self.recomputes: set[str] = set()
         self._rows: dict[str, _Row] = {}
         self._rngs: dict[str, Random] = {}
 
-    def execute(self, step: SchedulerOutput, in_flight: Iterable[Execution] = ()) -> Execution:
-        """Run one step.
+    def prepare(self, step: SchedulerOutput, in_flight: Iterable[Execution] = ()) -> None:
+        """Take in who is in a step that was just scheduled, and how far they are.
 
         `in_flight` are the executions that the scheduler has not seen: its counts still include their
         rejected drafts, which is the only way in which they may differ from the truth.
         """
-        self._update_rows(step, tuple(in_flight))
+        in_flight = tuple(in_flight)
+        for request_id in step.finished_req_ids:
+            self._rows.pop(request_id, None)
+            self._rngs.pop(request_id, None)
+            self.recomputes.discard(request_id)
+        for new in step.scheduled_new_reqs:
+            # vLLM's second model runner gets resumed requests as new ones, with their output so far.
+            known = new.prefill_token_ids or new.prompt_token_ids or ()
+            self._rows[new.req_id] = _Row(new.prompt_len, len(known), new.num_computed_tokens)
+            self.recomputes.discard(new.req_id)
+        cached = step.scheduled_cached_reqs
+        for request_id, computed, outputs in zip(
+            cached.req_ids, cached.num_computed_tokens, cached.num_output_tokens, strict=True
+        ):
+            row = self._rows[request_id]
+            if request_id in cached.resumed_req_ids or request_id in self.recomputes:
+                self.recomputes.discard(request_id)
+                self._rows[request_id] = _Row(row.prompt, row.prompt + outputs, computed)
+                continue
+            unseen = sum(execution.rejected(request_id) for execution in in_flight)
+            assert computed == row.computed + unseen, (
+                f"{request_id}: the scheduler counts {computed} computed tokens and has yet to see {unseen} "
+                f"of them rejected, but the model has computed {row.computed}"
+            )
+
+    def execute(self, step: SchedulerOutput) -> Execution:
+        """Run one step, which was prepared."""
         ids = list(step.num_scheduled_tokens)
         output = ModelRunnerOutput(ids, {request_id: place for place, request_id in enumerate(ids)})
         done = Execution(output, DraftTokenIds(ids, []))
         asked = step.num_spec_tokens_to_schedule
+        cut = step.num_invalid_spec_tokens or {}
         for request_id, scheduled in step.num_scheduled_tokens.items():
             row = self._rows[request_id]
             drafts = len(step.scheduled_spec_decode_tokens.get(request_id, ()))
+            row.proposed = min(row.proposed, drafts - cut.get(request_id, 0))
             end = row.computed + scheduled
             if end == row.tokens + drafts:
                 output.sampled_token_ids.append(self._sample(request_id, row, drafts, done))
@@ -244,8 +287,7 @@ class World:
         return done
 
     def _sample(self, request_id: str, row: _Row, drafts: int, done: Execution) -> list[int]:
-        proposed = min(drafts, row.proposed)
-        accepted = 0
+        proposed, accepted = row.proposed, 0
         if proposed:
             if request_id not in self._rngs:
                 # A generator per request: its luck does not depend on who shares its batches.
@@ -261,28 +303,6 @@ class World:
         row.tokens += accepted + 1
         row.computed = row.tokens - 1
         return [self.token(request_id, position) for position in range(first, first + accepted + 1)]
-
-    def _update_rows(self, step: SchedulerOutput, in_flight: tuple[Execution, ...]) -> None:
-        for request_id in step.finished_req_ids:
-            self._rows.pop(request_id, None)
-            self._rngs.pop(request_id, None)
-        for new in step.scheduled_new_reqs:
-            # vLLM's second model runner gets resumed requests as new ones, with their output so far.
-            known = new.prefill_token_ids or new.prompt_token_ids or ()
-            self._rows[new.req_id] = _Row(new.prompt_len, len(known), new.num_computed_tokens)
-        cached = step.scheduled_cached_reqs
-        for request_id, computed, outputs in zip(
-            cached.req_ids, cached.num_computed_tokens, cached.num_output_tokens, strict=True
-        ):
-            row = self._rows[request_id]
-            if request_id in cached.resumed_req_ids:
-                self._rows[request_id] = _Row(row.prompt, row.prompt + outputs, computed)
-                continue
-            unseen = sum(execution.rejected(request_id) for execution in in_flight)
-            assert computed == row.computed + unseen, (
-                f"{request_id}: the scheduler counts {computed} computed tokens and has yet to see {unseen} "
-                f"of them rejected, but the model has computed {row.computed}"
-            )
 
 
 @dataclass(frozen=True)
@@ -307,6 +327,31 @@ class Turn:
     update_ns: int = 0
 
 
+class _Grammar(StructuredOutputGrammar):
+    """Takes every token that was sampled, and of drafts as many as it is told to."""
+
+    def __init__(self, allows: Callable[[int], int]) -> None:
+        self._allows = allows
+
+    def accept_tokens(self, request_id: str, tokens: list[int]) -> bool:
+        return True
+
+    def validate_tokens(self, tokens: list[int]) -> list[int]:
+        return tokens[: self._allows(len(tokens))]
+
+    def is_terminated(self) -> bool:
+        return False
+
+    def rollback(self, num_tokens: int) -> None:
+        """There is no state."""
+
+    def reset(self) -> None:
+        """There is no state."""
+
+    def fill_bitmask(self, bitmask: torch.Tensor, batch_index: int) -> None:
+        raise NotImplementedError("masks are for a model's logits")
+
+
 class FakeEngine:
     """vLLM's engine loop around a real scheduler and a fake model.
 
@@ -316,6 +361,7 @@ class FakeEngine:
         accept: how many drafts hold; see `bernoulli`.
         token: the true continuation of every request.
         drafts_given: for drafters that give fewer drafts than asked.
+        allows: what the grammars of structured requests make of their drafts.
         seed: of the generators that `accept` is given.
         num_blocks: size of the KV cache; by default every request fits at its longest, so none is preempted.
         clock: advances by `step_ms` just before the output of a step is delivered. Async, the model is thus
@@ -334,6 +380,7 @@ class FakeEngine:
         accept: Accept = DEFAULT_ACCEPT,
         token: Token = hashed_token,
         drafts_given: DraftsGiven = lambda request_id, asked: asked,
+        allows: Allows = lambda request_id, proposed: proposed,
         seed: int = 0,
         num_blocks: int | None = None,
         clock: Clock | None = None,
@@ -345,11 +392,14 @@ class FakeEngine:
         self.clock = Clock() if clock is None else clock
         self.step_ms = step_ms
         self.world = World(accept, token, drafts_given, seed)
+        self.allows = allows
         self.requests: dict[str, Request] = {}
         self.outputs: dict[str, list[int]] = {}
         self.finish_reasons: dict[str, FinishReason] = {}
         self._queue: deque[tuple[SchedulerOutput, Execution]] = deque()
         self._late_aborts: list[str] = []
+        self._failed_blocks: set[int] = set()
+        self._drafts = DraftTokenIds([], [])
 
         block_size = config.cache_config.block_size
         max_model_len = config.model_config.max_model_len
@@ -382,22 +432,63 @@ class FakeEngine:
         request_id: str | None = None,
         *,
         priority: int = 0,
+        structured: bool = False,
+        session: bool = False,
         **sampling: Any,
     ) -> str:
         """Hand a request to the scheduler and return its id.
 
         An int makes up a prompt of that length, unlike those of other requests. `sampling` goes to
-        `SamplingParams`; only what the scheduler itself sees to, such as `stop_token_ids`, has any effect.
+        `SamplingParams`; only what the scheduler itself sees to, such as `stop_token_ids`, has any effect. A
+        `structured` one has a grammar, and a `session` waits at its end for `resume`.
         """
         if request_id is None:
             request_id = f"request-{len(self.requests)}"
+        if request_id in self.scheduler.requests or any(
+            request_id in step.num_scheduled_tokens for step, _ in self._queue
+        ):
+            # vLLM would take it for more of the old request, or credit that one's output in flight to it.
+            raise ValueError(f"request id {request_id} is still in use")
         if request_id in self.requests:
-            # vLLM would credit the old request's output in flight to the new one.
-            raise ValueError(f"request id {request_id} has been used")
+            self.check([request_id])
+            self.finish_reasons.pop(request_id, None)
+        request = self._request(request_id, prompt, max_tokens, priority, structured, session, sampling)
+        self.requests[request_id] = request
+        self.outputs[request_id] = []
+        self.scheduler.add_request(request)
+        return request_id
+
+    def resume(self, request_id: str, prompt: list[int] | int, max_tokens: int, **sampling: Any) -> None:
+        """Hand a session that waits more of its prompt; its output so far is checked and begins anew."""
+        session = self.requests[request_id]
+        if session.status != RequestStatus.WAITING_FOR_STREAMING_REQ:
+            raise ValueError(f"{request_id} waits for nothing: {session.status.name}")
+        self.check([request_id])
+        del self.finish_reasons[request_id]
+        self.outputs[request_id] = []
+        self.scheduler.add_request(self._request(request_id, prompt, max_tokens, 0, False, True, sampling))
+
+    def waiting_sessions(self) -> list[str]:
+        """The sessions that wait for more of their prompt."""
+        waits = RequestStatus.WAITING_FOR_STREAMING_REQ
+        return [request_id for request_id, request in self.scheduler.requests.items() if request.status == waits]
+
+    def _request(
+        self,
+        request_id: str,
+        prompt: list[int] | int,
+        max_tokens: int,
+        priority: int,
+        structured: bool,
+        session: bool,
+        sampling: Mapping[str, Any],
+    ) -> Request:
         if isinstance(prompt, int):
             prompt = [hashed_token(f"prompt of {request_id}", position) for position in range(prompt)]
         if not 0 < len(prompt) < self.config.model_config.max_model_len:
             raise ValueError(f"vLLM refuses a prompt of {len(prompt)} tokens before it meets the scheduler")
+        if structured:
+            sampling = {**sampling, "structured_outputs": StructuredOutputsParams(regex=".*")}
         request = Request(
             request_id,
             prompt,
@@ -406,11 +497,11 @@ class FakeEngine:
             arrival_time=self.clock.now,
             priority=priority,
             block_hasher=self._block_hasher,
+            resumable=session,
         )
-        self.requests[request_id] = request
-        self.outputs[request_id] = []
-        self.scheduler.add_request(request)
-        return request_id
+        if request.structured_output_request is not None:
+            request.structured_output_request.grammar = _Grammar(partial(self.allows, request_id))
+        return request
 
     def abort(self, request_id: str, *, late: bool = False) -> None:
         """Abort a request, as when its client leaves.
@@ -427,6 +518,26 @@ class FakeEngine:
         for request in self.scheduler.finish_requests(request_ids, RequestStatus.FINISHED_ABORTED):
             self.finish_reasons[request.request_id] = FinishReason.ABORT
 
+    def fail_load(self, request_id: str) -> None:
+        """With the next output comes the news that the request's first block was never loaded.
+
+        vLLM then throws that output of the request away. Without async scheduling, which has a step in flight that was
+        computed from the same blocks, it computes the request's tokens again; else set the scheduler's
+        `recompute_kv_load_failures` to False, and the request ends with an error.
+        """
+        if self._depth > 1 and self.scheduler.recompute_kv_load_failures:
+            raise ValueError("with a step in flight there is nothing to go back to: set recompute_kv_load_failures")
+        (blocks,) = self.scheduler.kv_cache_manager.get_block_ids(request_id)
+        self._failed_blocks.update(blocks[:1])
+
+    def forget_ended(self) -> list[str]:
+        """Drops what is kept of requests that ended, once their output is checked; their ids."""
+        ended = [request_id for request_id in self.finish_reasons if request_id not in self.scheduler.requests]
+        self.check(ended)
+        for request_id in ended:
+            del self.requests[request_id], self.outputs[request_id], self.finish_reasons[request_id]
+        return ended
+
     @property
     def has_work(self) -> bool:
         """Whether the engine would turn: also to tell the workers of finished requests, or for output."""
@@ -440,18 +551,32 @@ class FakeEngine:
         """
         scheduled: SchedulerOutput | None = None
         schedule_ns = 0
+        waits = False
         if self.scheduler.has_requests():
             start = time.perf_counter_ns()
             scheduled = self.scheduler.schedule()
             schedule_ns = time.perf_counter_ns() - start
-            execution = self.world.execute(scheduled, (execution for _, execution in self._queue))
-            self._queue.append((scheduled, execution))
-            busy = scheduled.total_num_scheduled_tokens > 0 or self.scheduler.has_requests()
-            if len(self._queue) < self._depth and busy:
-                return Turn(scheduled=scheduled, schedule_ns=schedule_ns)
+            self.world.prepare(scheduled, (execution for _, execution in self._queue))
+            # Its grammars need the tokens of the step before.
+            waits = scheduled.pending_structured_output_tokens
+            if not waits:
+                self._execute(scheduled)
+                busy = scheduled.total_num_scheduled_tokens > 0 or self.scheduler.has_requests()
+                if len(self._queue) < self._depth and busy:
+                    return Turn(scheduled=scheduled, schedule_ns=schedule_ns)
         elif not self._queue:
             return Turn()
-        return self._deliver(scheduled, schedule_ns)
+        turn = self._deliver(scheduled, schedule_ns)
+        if scheduled is not None and waits:
+            drafts = DraftTokenIds(self._drafts.req_ids, [list(ids) for ids in self._drafts.draft_token_ids])
+            self.scheduler.update_draft_token_ids_in_output(drafts, scheduled)
+            self._execute(scheduled)
+        return turn
+
+    def _execute(self, step: SchedulerOutput) -> None:
+        execution = self.world.execute(step)
+        self._drafts = execution.drafts
+        self._queue.append((step, execution))
 
     def _deliver(self, scheduled: SchedulerOutput | None, schedule_ns: int) -> Turn:
         delivered, execution = self._queue.popleft()
@@ -461,6 +586,9 @@ class FakeEngine:
         if self._late_aborts:
             self._abort(self._late_aborts)
             self._late_aborts = []
+        if executed and self._failed_blocks:
+            execution.output.kv_connector_output = KVConnectorOutput(invalid_block_ids=self._failed_blocks)
+            self._failed_blocks = set()
         start = time.perf_counter_ns()
         outputs = self.scheduler.update_from_output(delivered, execution.output)
         if self._depth == 1 and executed and self.config.speculative_config is not None:
@@ -472,6 +600,10 @@ class FakeEngine:
             self.outputs[output.request_id] += output.new_token_ids
             if output.finish_reason is not None:
                 self.finish_reasons[output.request_id] = output.finish_reason
+        if execution.output.kv_connector_output is not None and self.scheduler.recompute_kv_load_failures:
+            # Those that sampled nothing anyway stand where the scheduler has them.
+            unheard = delivered.num_scheduled_tokens.keys() & self.scheduler.requests.keys() - tokens.keys()
+            self.world.recomputes |= unheard
         return Turn(
             scheduled=scheduled,
             delivered=delivered,
@@ -510,9 +642,9 @@ class FakeEngine:
                 break
         return tokens
 
-    def check(self) -> None:
-        """Assert that all output is true, and whole for the requests that ended of themselves."""
-        for request_id, output in self.outputs.items():
-            expected = self.expected(request_id)
-            ended = self.finish_reasons.get(request_id, FinishReason.ABORT) != FinishReason.ABORT
+    def check(self, request_ids: Iterable[str] | None = None) -> None:
+        """Assert that all output is true, and whole for the requests that ended of themselves; of all by default."""
+        for request_id in list(self.outputs) if request_ids is None else request_ids:
+            output, expected = self.outputs[request_id], self.expected(request_id)
+            ended = self.finish_reasons.get(request_id) in (FinishReason.STOP, FinishReason.LENGTH)
             assert output == (expected if ended else expected[: len(output)]), request_id

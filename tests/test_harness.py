@@ -244,6 +244,107 @@ def test_a_draft_model_takes_one_more_input_slot_of_each_request(is_async: bool)
 
 
 @both_modes
+def test_a_grammar_cuts_drafts_before_they_are_verified(is_async: bool) -> None:
+    engine = make_engine(is_async, accept=every, allows=lambda request_id, proposed: min(proposed, 1))
+    cut, free = engine.add(20, max_tokens=30, structured=True), engine.add(20, max_tokens=30)
+    turns = engine.drain()
+    assert_all_ended(engine)
+    verified = [turn for turn in turns if turn.drafted.get(cut) and turn.drafted.get(free)]
+    # Async, they are cut when they have a place in the step, which says so; the first was none yet.
+    assert [turn.drafted[cut] for turn in verified] == [4 if is_async else 1] * len(verified)
+    assert [turn.accepted[cut] for turn in verified[1:]] == [1] * (len(verified) - 1)
+    assert all(turn.accepted[free] == 4 for turn in verified)
+    told = [turn.delivered.num_invalid_spec_tokens for turn in verified[1:] if turn.delivered is not None]
+    assert told == [{cut: 3} if is_async else None] * (len(verified) - 1)
+
+
+@both_modes
+@both_runners
+def test_a_session_goes_on_with_more_of_its_prompt(is_async: bool, v2: bool) -> None:
+    engine = make_engine(is_async, accept=every, v2_model_runner=v2)
+    other, session = engine.add(20, max_tokens=90), engine.add(20, max_tokens=11, session=True)
+    # Turns that end with a step: of drafts accepted past the end vLLM loses count without async scheduling.
+    for prompt, max_tokens in ((7, 16), (1, 6)):
+        while not engine.waiting_sessions():
+            engine.step()
+        before = engine.requests[session].num_tokens
+        engine.resume(session, prompt, max_tokens)
+        # The last token of each turn is given up, as it was never computed.
+        assert engine.requests[session].num_prompt_tokens == before + prompt - 1
+    assert engine.outputs[session] == []
+    while not engine.waiting_sessions():
+        engine.step()
+    assert len(engine.outputs[session]) == 6
+    engine.drain()
+    engine.abort(session)
+    engine.drain()
+    assert_all_ended(engine)
+    assert engine.finish_reasons == {other: FinishReason.LENGTH, session: FinishReason.ABORT}
+
+
+def test_what_failed_to_load_is_computed_again() -> None:
+    engine = make_engine(False, accept=every)
+    failed, other = engine.add(40, max_tokens=50), engine.add(40, max_tokens=50)
+    engine.run(4)
+    engine.fail_load(failed)
+    (turn,) = engine.run(1)
+    assert failed in turn.drafted
+    assert turn.tokens.keys() == {other}
+    (turn,) = engine.run(1)
+    assert turn.scheduled is not None
+    assert turn.scheduled.num_scheduled_tokens[failed] > 40
+    engine.drain()
+    assert_all_ended(engine)
+
+
+@both_modes
+def test_what_failed_to_load_ends_if_it_is_to(is_async: bool) -> None:
+    engine = make_engine(is_async, accept=every)
+    engine.scheduler.recompute_kv_load_failures = False
+    failed, other = engine.add(40, max_tokens=50), engine.add(40, max_tokens=50)
+    engine.run(4)
+    before = list(engine.outputs[failed])
+    engine.fail_load(failed)
+    engine.drain()
+    assert_all_ended(engine)
+    assert engine.finish_reasons == {failed: FinishReason.ERROR, other: FinishReason.LENGTH}
+    assert engine.outputs[failed] == before
+
+
+@both_modes
+def test_an_id_may_come_again_once_its_request_is_gone(is_async: bool) -> None:
+    engine = make_engine(is_async)
+    engine.add(20, max_tokens=10, request_id="a")
+    engine.add(20, max_tokens=50, request_id="b")
+    engine.run(3)
+    engine.abort("a")
+    if is_async:
+        with pytest.raises(ValueError, match="still in use"):
+            engine.add(20, max_tokens=10, request_id="a")
+        engine.run(2)
+    engine.add(30, max_tokens=15, request_id="a")
+    engine.drain()
+    assert_all_ended(engine)
+    assert len(engine.outputs["a"]) == 15
+
+
+def test_requests_that_ended_are_forgotten() -> None:
+    engine = make_engine(True)
+    ended, gone = engine.add(20, max_tokens=5), engine.add(20, max_tokens=50)
+    live, session = engine.add(20, max_tokens=50), engine.add(20, max_tokens=5, session=True)
+    engine.run(2)
+    engine.abort(gone)
+    engine.run(8)
+    assert {*engine.forget_ended()} == {ended, gone}
+    assert engine.requests.keys() == engine.outputs.keys() == {live, session}
+    assert engine.finish_reasons.keys() == {session}
+    engine.outputs[live][0] ^= 1
+    engine.drain()
+    with pytest.raises(AssertionError, match=live):
+        engine.forget_ended()
+
+
+@both_modes
 def test_stop_tokens_and_the_longest_request(is_async: bool) -> None:
     config = make_config(max_model_len=64, async_scheduling=is_async)
     engine = make_engine(is_async, config, accept=every)
@@ -339,8 +440,12 @@ def test_config_options() -> None:
 def test_what_the_engine_refuses() -> None:
     engine = make_engine(True)
     engine.add(10, max_tokens=10, request_id="a")
-    with pytest.raises(ValueError, match="has been used"):
+    with pytest.raises(ValueError, match="still in use"):
         engine.add(10, max_tokens=10, request_id="a")
+    with pytest.raises(ValueError, match="waits for nothing: WAITING"):
+        engine.resume("a", 10, max_tokens=10)
+    with pytest.raises(ValueError, match="set recompute_kv_load_failures"):
+        engine.fail_load("a")
     with pytest.raises(ValueError, match="refuses a prompt of 1024"):
         engine.add(1024, max_tokens=10)
     with pytest.raises(RuntimeError, match="unfinished after 3 turns"):
@@ -365,24 +470,40 @@ def test_anything_at_once(seed: int) -> None:
         enable_prefix_caching=rng.random() < 0.3,
         scheduling_policy=rng.choice(["fcfs", "priority"]),
     )
+    num_blocks = rng.choice([None, (max_model_len + 8) // block_size + 3])
     engine = make_engine(
         is_async,
         config,
         accept=rng.choice([none, every, bernoulli([0.8, 0.4])]),
         drafts_given=rng.choice([lambda request_id, asked: asked, lambda request_id, asked: asked // 2]),
-        num_blocks=rng.choice([None, (max_model_len + 8) // block_size + 3]),
+        allows=lambda request_id, proposed: rng.randint(0, proposed),
+        num_blocks=num_blocks,
         log_stats=rng.random() < 0.5,
         v2_model_runner=rng.random() < 0.5,
     )
+    # vLLM cannot reset its cache while one waits, loses one that ends while it is preempted, and counts their tokens
+    # right with async scheduling alone.
+    sessions = is_async and num_blocks is None and rng.random() < 0.7
     for _ in range(150):
         if rng.random() < 0.2:
             length, max_tokens = rng.choice([1, 2, 17, 50]), rng.choice([1, 2, 30, 60])
             prompt = [7] * length if rng.random() < 0.3 else length
-            engine.add(prompt, max_tokens, priority=rng.randrange(3), stop_token_ids=list(range(rng.randrange(9))))
+            kind: dict[str, Any] = {"priority": rng.randrange(3), "structured": rng.random() < 0.2}
+            kind["session"] = sessions and rng.random() < 0.3
+            engine.add(prompt, max_tokens, stop_token_ids=list(range(rng.randrange(9))), **kind)
+        for session in engine.waiting_sessions():
+            if engine.requests[session].num_tokens > max_model_len - 20:
+                engine.abort(session)
+            elif rng.random() < 0.3:
+                engine.resume(session, rng.randint(1, 9), rng.choice([1, 20]))
         if rng.random() < 0.03 and engine.requests:
             engine.abort(rng.choice(list(engine.requests)), late=rng.random() < 0.5)
-        if rng.random() < 0.02:
+        if rng.random() < 0.02 and not sessions:
             engine.scheduler.reset_prefix_cache(reset_running_requests=True)
         engine.step()
-    engine.drain()
+    while engine.has_work or engine.waiting_sessions():
+        # They hold what others wait for.
+        for session in engine.waiting_sessions():
+            engine.abort(session)
+        engine.step()
     assert_all_ended(engine)
