@@ -65,10 +65,23 @@ class AdaptiveKScheduler(AsyncScheduler):
         self.plan = self._with_pilot(self._planned, scheduler_output)
         if self.plan is not None:
             scheduler_output.num_spec_tokens_to_schedule = self.plan.draft_length
-        super()._update_after_schedule(scheduler_output)
+        self._of_vllm()._update_after_schedule(scheduler_output)
         if self.plan is not None and self.plan.each:
             for request_id in scheduler_output.num_scheduled_tokens:
                 self._trim(self.requests[request_id], self.plan)
+
+    def _update_request_with_output(
+        self, request: Request, new_token_ids: list[int], is_stale: bool = False
+    ) -> tuple[list[int], bool]:
+        return self._of_vllm()._update_request_with_output(request, new_token_ids, is_stale)
+
+    def _of_vllm(self) -> Any:
+        """The methods of the class that vLLM would use.
+
+        Without async scheduling that is not `AsyncScheduler`: it would plan on output that is yet to come, which no
+        worker expects then, and keep planning on it where vLLM throws an output away.
+        """
+        return super() if self.scheduler_config.async_scheduling else super(AsyncScheduler, self)
 
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput

@@ -591,7 +591,8 @@ class FakeEngine:
             self._failed_blocks = set()
         start = time.perf_counter_ns()
         outputs = self.scheduler.update_from_output(delivered, execution.output)
-        if self._depth == 1 and executed and self.config.speculative_config is not None:
+        drafts_come_back = self.config.speculative_config and not self.config.scheduler_config.async_scheduling
+        if drafts_come_back and executed:
             self.scheduler.update_draft_token_ids(execution.drafts)
         update_ns = time.perf_counter_ns() - start
         tokens: dict[str, list[int]] = {}

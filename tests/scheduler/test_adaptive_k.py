@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.engine import FinishReason
 
 from akjax.compiled_controller import CompiledController, DraftLengths
 from akjax.scheduler import AdaptiveKScheduler
@@ -306,6 +307,39 @@ def times_taught(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> list[fl
 
     monkeypatch.setattr(CompiledController, "observe", noted)
     return taught
+
+
+def test_without_async_scheduling_nothing_is_planned_on_output_that_vllm_threw_away(build: Build) -> None:
+    engine = build(False, DEFAULTS["default"])
+    requests = [engine.add(40, 60) for _ in range(3)]
+    for number in range(12):
+        engine.run(4)
+        engine.fail_load(requests[number % 3])
+    engine.drain()
+    engine.check()
+    assert {*engine.finish_reasons.values()} == {FinishReason.LENGTH}
+
+
+def test_without_async_scheduling_a_step_waits_for_the_output_of_the_one_before(build: Build) -> None:
+    """In a pipeline there are two batches on their way, of different requests."""
+    pipeline = {"pipeline_parallel_size": 2, "max_num_batched_tokens": 16}
+    engine = build(False, DEFAULTS["default"], pipeline, v2_model_runner=False)
+    for _ in range(4):
+        engine.add(1, 60)
+    in_flight: list[set[str]] = []
+    both_busy = 0
+    while engine.has_work:
+        turn = engine.step()
+        if turn.scheduled is not None:
+            in_flight.append({*turn.scheduled.num_scheduled_tokens})
+        if len(in_flight) > 1:
+            assert not in_flight[0] & in_flight[1]
+            both_busy += bool(in_flight[0] and in_flight[1])
+        if turn.delivered is not None:
+            del in_flight[0]
+    assert both_busy > 20
+    engine.check()
+    assert scheduler_of(engine).pilot is not None
 
 
 def test_waiting_for_requests_and_pauses_teach_nothing(
