@@ -1,6 +1,6 @@
 """The controller as a serving process calls it: host memory in and out, compiled once for every size."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from operator import le
 from typing import Any, NamedTuple
@@ -151,6 +151,16 @@ class CompiledController:
     def predicted_ms(self) -> float:
         """Of the last step that was taken in, as it was predicted before it taught; 0 before the first."""
         return float(self._predicted_ms)
+
+    @property
+    def request_ids(self) -> Set[str]:
+        """The requests that it knows, as they are from now on."""
+        return self._slots.keys()
+
+    @property
+    def capacity(self) -> int:
+        """How many requests it has room for; it doubles when there are more."""
+        return len(self._rows)
 
     def knows(self, request_id: str) -> bool:
         """Whether the request has been observed or, where unobserved ones count too, decided for."""

@@ -1,6 +1,6 @@
 """Whether a request's text is prose, code or a tool call, read off its output tokens as they arrive."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from akjax.controller import CODE, TOOL, USUAL
@@ -55,6 +55,11 @@ class ModeTracker:
         self._vocabulary = vocabulary
         self._special = frozenset({*vocabulary.backticks, vocabulary.tool_open, vocabulary.tool_close})
         self._texts: dict[str, _Text] = {}
+
+    @property
+    def request_ids(self) -> Set[str]:
+        """The requests of which something is kept, as they are from now on."""
+        return self._texts.keys()
 
     def read(self, new_tokens: Iterable[tuple[str, Sequence[int]]]) -> None:
         """Reads the next output tokens of each request."""

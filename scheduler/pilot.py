@@ -117,6 +117,16 @@ class Pilot:
         """The one in charge: it alone observes, so that a policy is judged by what it learned itself."""
         return self._controllers[self._active]
 
+    @property
+    def request_ids(self) -> set[str]:
+        """The requests of which anything is kept, by whichever part."""
+        kept: set[str] = set().union(*[controller.request_ids for controller in self._controllers.values()])
+        if self.modes is not None:
+            kept |= self.modes.request_ids
+        if self._step_log is not None:
+            kept |= self._step_log.request_ids
+        return kept
+
     def scheduled(
         self,
         requests: Sequence[str],

@@ -9,7 +9,7 @@ import errno
 import os
 import re
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from io import FileIO
@@ -287,6 +287,11 @@ class StepLog:
         self._waiting: SeenStep | None = None
         self._controller: CompiledController | None = None
         self._taught = 0
+
+    @property
+    def request_ids(self) -> Set[str]:
+        """The requests that have a number, as they are from now on."""
+        return self._numbers.keys()
 
     def idle(self) -> None:
         """The engine has had nothing to do: the time up to the next output is not a step's."""
