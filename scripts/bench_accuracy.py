@@ -11,7 +11,6 @@ Every form is fitted by least squares of (predicted - measured) / measured, and 
 import argparse
 import csv
 import json
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -45,6 +44,7 @@ from akjax import (
 )
 from akjax.arrays import Array
 from akjax.fits.many import fit_many
+from measuring import say
 
 # The model of the whole steps, as its maker says.
 QWEN_EXPERTS, QWEN_TOP_K = 256, 8
@@ -65,11 +65,6 @@ DISTINCT = {
     "prose": (6.0, 10.11, 17.05, 30.64, 46.56),
     "independent tokens": (6.0, 11.30, 20.60, 38.80, 58.97),
 }
-
-
-def say(line: str = "") -> None:
-    """A line of progress."""
-    print(line, file=sys.stderr, flush=True)
 
 
 class SaturatingTokens(AbstractExpertUnion):

@@ -7,7 +7,6 @@ relative to the best fixed k of that world, the mean over seeds.
 import argparse
 import csv
 import json
-import sys
 import time
 from datetime import datetime
 from pathlib import Path
@@ -31,15 +30,11 @@ from akjax.simulate import (
     tune_by_batch,
 )
 from akjax.simulate.bank import DRAFT_LIMIT, LEVELS, Case, bank, foreign_prior, named
+from measuring import say
 
 MAX_STEPS = 40_000
 # How many requests of the recorded arrivals are taken, and every how many-th: thinned to what one engine serves.
 ARRIVALS, THINNING = 400, 8
-
-
-def say(line: str = "") -> None:
-    """A line of progress."""
-    print(line, file=sys.stderr, flush=True)
 
 
 def default_start(case: Case, uneven: float | None = None) -> AbstractCostModel:

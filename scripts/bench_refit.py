@@ -6,8 +6,6 @@ is that of the whole process, imports included.
 
 import argparse
 import json
-import multiprocessing
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,14 +17,10 @@ import numpy as np
 import zstandard
 
 from akjax.step_log import LogHeader, StepRecord
+from measuring import apart, peak_megabytes, say
 
 # Different steps of a made-up log, which are repeated until there are enough.
 DIFFERENT = 20_000
-
-
-def say(text: str) -> None:
-    """A line of progress."""
-    print(text, file=sys.stderr, flush=True)
 
 
 def write_log(path: Path, steps: int, requests: int) -> None:
@@ -65,12 +59,6 @@ def write_log(path: Path, steps: int, requests: int) -> None:
         file.writelines(lines[: steps % len(lines)])
 
 
-def peak_megabytes() -> float:
-    """The most memory that this process ever had, by the kernel's count."""
-    status = Path("/proc/self/status").read_text()
-    return int(status.split("VmHWM:")[1].split()[0]) / 1024
-
-
 def read(paths: list[str], out: str) -> dict[str, float]:
     """Reads, makes arrays and, if `out` names a file, converts: seconds of each, and the peak of memory."""
     from akjax.fits.reading import acceptance_sequences, convert, cost_steps, read_log
@@ -91,12 +79,6 @@ def read(paths: list[str], out: str) -> dict[str, float]:
         "sequences_seconds": sequences - cost,
         "peak_mb_with_arrays": peak_megabytes(),
     }
-
-
-def apart(work: Callable[..., Any], *arguments: Any) -> Any:
-    """What `work` returns, done in a fresh process."""
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(work, arguments)
 
 
 def reading(options: argparse.Namespace) -> dict[str, Any]:

@@ -38,7 +38,6 @@ have in common, as a standard deviation.
 import argparse
 import json
 import math
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -65,6 +64,7 @@ from ratings import (
 )
 
 from akjax.scheduler.assembly import assemble
+from measuring import say
 from tiny_pair.cpu_sampling import repair_sampling
 from tiny_pair.prompts import PROMPTS
 from tiny_pair.serving import Engine, Served
@@ -440,11 +440,6 @@ def print_tables(measured: Measured) -> None:
             f" ({of_policy['worst_cell_name']}), unbiased {of_policy['worst_cell_unbiased']};"
             f" mix {of_policy['mixed']} ± {of_policy['mixed_se']}, unbiased {of_policy['mixed_unbiased']}"
         )
-
-
-def say(text: str) -> None:
-    """A line about the run itself, at once."""
-    print(text, file=sys.stderr, flush=True)
 
 
 def plan_of(arguments: argparse.Namespace) -> Plan:

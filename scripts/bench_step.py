@@ -11,21 +11,15 @@ scheduler: vLLM's AsyncScheduler without an engine, the base class and ours with
 file, a step log), taking turns step by step; the time inside schedule() and update_from_output(). Steps take as long
 at each k, and most drafts are accepted, so both draft at the longest and vLLM's own work is the same in both.
 
-memory: our scheduler over many steps with requests that join, finish and are aborted. Not run unless asked for.
-
 Times are microseconds, medians and 99th percentiles. Each part runs in processes of its own.
 """
 
 import argparse
-import gc
 import json
-import multiprocessing
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from random import Random
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, Protocol
 from unittest.mock import patch
@@ -46,6 +40,8 @@ from akjax import (
 from akjax.cost import UNEVEN, serving_cost
 from akjax.one_kernel import compiled_for_cpu
 from akjax.scheduler.jax_process import run_on_the_callers_thread
+from compilations import Compilations
+from measuring import apart, say, settle_garbage
 from tests.oracle import PROSE, Acceptance, CostFilter, Settings, choose_batch, choose_per_request
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -217,50 +213,10 @@ class EmptyCall:
         """Knows none."""
 
 
-class Compilations:
-    """Counts what JAX traces, lowers and compiles from here on."""
-
-    def __init__(self) -> None:
-        """Begins to count."""
-        self.count = 0
-        jax.monitoring.register_event_duration_secs_listener(self._heard)
-
-    def _heard(self, event: str, duration_secs: float, **_: str | int) -> None:
-        self.count += event.startswith("/jax/core/compile/")
-
-    @contextmanager
-    def told(self, report: dict[str, Any]) -> Iterator[None]:
-        """Writes into `report` how many there were inside, and makes sure that one would have been heard."""
-        before = self.count
-        yield
-        report["compilations"] = self.count - before
-        before = self.count
-        jax.jit(lambda x: x + 1)(np.ones(17)).block_until_ready()
-        if self.count == before:
-            raise RuntimeError("JAX compiled and nothing was heard of it: this version names its events otherwise")
-
-
-def say(text: str) -> None:
-    """A line of progress."""
-    print(text, file=sys.stderr, flush=True)
-
-
-def settle_garbage() -> None:
-    """Keeps the collector off all that is there by now, as vLLM's engine does when it has started."""
-    gc.collect()
-    gc.freeze()
-
-
 def figures(nanos: Sequence[int]) -> dict[str, float]:
     """Microseconds, of nanoseconds."""
     micros = np.asarray(nanos) / 1e3
     return {"median_us": float(np.median(micros)), "p99_us": float(np.quantile(micros, 0.99))}
-
-
-def apart(work: Callable[..., Any], *arguments: Any) -> Any:
-    """What `work` returns, done in a fresh process."""
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(work, arguments)
 
 
 def true_ms(tokens: int) -> float:
@@ -393,13 +349,6 @@ def engines(most: int, classes: Sequence[str], **config: Any) -> Iterator[dict[s
             engine.scheduler.shutdown()
 
 
-def forget_finished(engine: Any) -> None:
-    """Drops what the fake engine keeps of requests that are gone."""
-    for request_id in engine.finish_reasons:
-        del engine.requests[request_id], engine.outputs[request_id]
-    engine.finish_reasons.clear()
-
-
 def serve(sizes: Sequence[int], seconds: float) -> dict[str, Any]:
     """Both scheduler classes at each number of requests, by which the report has them."""
     compilations = Compilations()
@@ -442,7 +391,7 @@ def turns(engines: dict[str, Any], size: int, seconds: float) -> dict[str, Any]:
             engine.abort(request_id)
         while engine.has_work:
             engine.step()
-        forget_finished(engine)
+        engine.forget_ended()
     row: dict[str, Any] = {}
     for name, times in nanos.items():
         of_schedule, of_update = zip(*times, strict=True)
@@ -463,48 +412,9 @@ def scheduler(options: argparse.Namespace) -> dict[str, Any]:
     return apart(serve, SCHEDULER_SIZES, 2 * options.seconds)
 
 
-def resident_megabytes() -> float:
-    """This process's memory by the kernel's count."""
-    return int(Path("/proc/self/status").read_text().split("VmRSS:")[1].split()[0]) / 1024
-
-
-def churn(steps: int) -> dict[str, Any]:
-    """Memory at each tenth of a run of our scheduler, requests of up to 60 tokens coming and going."""
-    rng = Random(0)
-    compilations = Compilations()
-    say("memory: starting ...")
-    report: dict[str, Any] = {"steps": steps}
-    megabytes: list[float] = []
-    with engines(8, ("ours",), max_model_len=256) as made, compilations.told(report):
-        engine, added = made["ours"], 0
-        said = time.perf_counter()
-        for step in range(1, steps + 1):
-            if len(engine.scheduler.requests) < 8 and rng.random() < 0.4:
-                engine.add(rng.randint(1, 60), rng.randint(1, 60), f"request-{added}")
-                added += 1
-            if engine.scheduler.requests and rng.random() < 0.01:
-                engine.abort(rng.choice(list(engine.scheduler.requests)), late=rng.random() < 0.5)
-            engine.step()
-            forget_finished(engine)
-            if step * 10 // steps > len(megabytes):
-                megabytes.append(resident_megabytes())
-            if time.perf_counter() > said + 2.0:
-                said = time.perf_counter()
-                say(f"memory: {step:,} of {steps:,} steps, {resident_megabytes():.1f} MB")
-        if engine.scheduler.pilot is None:
-            raise RuntimeError("akjax stopped by a fault of its own")
-    return {**report, "requests": added, "megabytes": megabytes}
-
-
-def memory(options: argparse.Namespace) -> dict[str, Any]:
-    """Memory while requests come and go."""
-    return apart(churn, options.memory_steps)
-
-
 PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "decision": decision,
     "scheduler": scheduler,
-    "memory": memory,
 }
 KINDS = ("batch", "per_request", "batch_code", "per_request_code")
 
@@ -525,7 +435,7 @@ def summary(report: dict[str, Any]) -> dict[str, Any]:
         found["scheduler_us_1"] = report["scheduler"]["1"]["added_us"]
     rows = [row for kind in report.get("decision", {}).values() for row in kind.values()]
     found["different_choices"] = sum(row["different_choices"] for row in rows)
-    rows += [*report.get("scheduler", {}).values()] + ([report["memory"]] if "memory" in report else [])
+    rows += [*report.get("scheduler", {}).values()]
     found["compilations"] = sum(row["compilations"] for row in rows)
     return found
 
@@ -561,9 +471,6 @@ def tables(report: dict[str, Any], found: dict[str, Any]) -> Iterator[str]:
             yield f"{n:>6}{times}{row['added_us']:>9.1f}{row['share']:>8.1%}{drafts:>22}{row['steps']:>7}"
         yield f"aims: {AIMS['scheduler_us_1']:g} us added at n=1, a share of {AIMS['scheduler_share_256']:.0%} at n=256"
         yield ""
-    if "memory" in report:
-        tenths = ", ".join(f"{number:.1f}" for number in report["memory"]["megabytes"])
-        yield f"memory at each tenth of {report['memory']['steps']:,} steps: {tenths} MB"
     yield (
         f"compilations while serving: {found['compilations']} (aim 0); choices of the reference other than the"
         f" oracle's: {found['different_choices']}"
@@ -573,21 +480,20 @@ def tables(report: dict[str, Any], found: dict[str, Any]) -> Iterator[str]:
 def main() -> None:
     """Measures the parts that are asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", help=f"of {', '.join(PARTS)} (default: decision and scheduler)")
+    parser.add_argument("parts", nargs="*", help=f"of {', '.join(PARTS)} (default: all)")
     parser.add_argument("--json", action="store_true", help="print JSON alone")
     parser.add_argument("--quick", action="store_true", help="fewer numbers of requests, and a fifth of the steps")
     parser.add_argument("--sizes", type=int, nargs="*", help=f"requests of a decision (default: {SIZES})")
     parser.add_argument("--kinds", nargs="*", choices=KINDS, help="of decision (default: all)")
     parser.add_argument("--seconds", type=float, help="for each number of requests, half of a scheduler's (default: 3)")
-    parser.add_argument("--memory-steps", type=int, default=100_000, help="(default: 100,000)")
     options = parser.parse_args()
     if unknown := [name for name in options.parts if name not in PARTS]:
         parser.error(f"{', '.join(unknown)}: there are {', '.join(PARTS)}")
     options.sizes = options.sizes or (QUICK_SIZES if options.quick else SIZES)
     options.seconds = options.seconds or (0.6 if options.quick else 3.0)
-    if min(options.sizes) < 1 or options.memory_steps < 10:
-        parser.error("--sizes must be at least 1, --memory-steps at least 10")
-    report = {name: PARTS[name](options) for name in options.parts or ("decision", "scheduler")}
+    if min(options.sizes) < 1:
+        parser.error("--sizes must be at least 1")
+    report = {name: PARTS[name](options) for name in options.parts or PARTS}
     found = summary(report)
     if options.json:
         print(json.dumps({**found, "aims": AIMS, "raw": report}, indent=2))

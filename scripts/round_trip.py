@@ -13,6 +13,8 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
+from measuring import say
+
 ROOT = Path(__file__).parent.parent
 SCHEDULE = [(1, 1, 10), (2, 2, 8), (3, 4, 6), (5, 8, 4), (9, 12, 2), (13, 16, 1)]
 FIRST = 50
@@ -41,11 +43,6 @@ def first_error_percent(log: str) -> float:
     first = steps.filter(own).head(FIRST)
     ms, predicted = first["gap_ms"].to_numpy(), first["predicted_ms"].to_numpy()
     return float(100.0 * np.mean(np.abs(predicted - ms) / ms))
-
-
-def say(text: str) -> None:
-    """A line of progress."""
-    print(text, file=sys.stderr, flush=True)
 
 
 def child(seconds: float, **settings: str) -> None:
