@@ -22,6 +22,7 @@ from akjax.step_log import LogHeader
 
 from .control_file import ControlFile, PolicyName
 from .cuda_graphs import captured_sizes
+from .drafters import check_drafter, is_rigid
 from .jax_process import keep_to_cpu, run_on_the_callers_thread
 from .levels import levels_of_schedule, out_of_reach
 from .modes import ModeTracker, Vocabulary
@@ -58,6 +59,7 @@ def assemble(vllm_config: VllmConfig, lookup: Sequence[int] | None, log: Callabl
     draft_limit = speculation.num_speculative_tokens
     schedule = speculation.num_speculative_tokens_per_batch_size
     levels = levels_of_schedule(lookup, schedule, draft_limit)
+    check_drafter(vllm_config, levels, draft_limit, per_request=settings.per_request)
     routing = routing_of_model(settings, routing_of(vllm_config.model_config.hf_text_config))
     sizes = captured_sizes(vllm_config)
     vocabulary = None if settings.code_mode == "0" else _vocabulary(vllm_config)
@@ -99,7 +101,7 @@ def assemble(vllm_config: VllmConfig, lookup: Sequence[int] | None, log: Callabl
     if settings.step_log is not None:
         header = header_of(vllm_config, settings.policy, chosen_from, routing, sizes)
         step_log = StepLog(LogWriter(LogFiles(settings.step_log, header, round(settings.step_log_mb * 1e6)), log))
-    control = ControlFile(settings.control, draft_limit, min(levels[0], 1))
+    control = ControlFile(settings.control, draft_limit, draft_limit if is_rigid(vllm_config) else min(levels[0], 1))
     return Pilot(controllers, control, modes, Reports(log), step_log)
 
 
