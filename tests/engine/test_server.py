@@ -58,8 +58,9 @@ class Server:
         return self.log.read_text()
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
+@pytest.fixture(params=["fork", "spawn"])
+def server(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Server]:
+    """A server whose engine is a process that was made in either way."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -80,6 +81,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
         "VLLM_CPU_OMP_THREADS_BIND": "0",
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
+        "VLLM_WORKER_MULTIPROC_METHOD": request.param,
         "VLLM_ADAPTIVE_K_MODEL": "3.0,0.1,0.1",
     }
     with log.open("wb") as output:
