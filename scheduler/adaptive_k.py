@@ -70,10 +70,9 @@ class AdaptiveKScheduler(AsyncScheduler):
             for request_id in scheduler_output.num_scheduled_tokens:
                 self._trim(self.requests[request_id], self.plan)
 
-    def _update_request_with_output(
-        self, request: Request, new_token_ids: list[int], is_stale: bool = False
-    ) -> tuple[list[int], bool]:
-        return self._of_vllm()._update_request_with_output(request, new_token_ids, is_stale)
+    def _update_request_with_output(self, *args: Any, **kwargs: Any) -> Any:
+        # Handed on as they come, for vLLM may add to them.
+        return self._of_vllm()._update_request_with_output(*args, **kwargs)
 
     def _of_vllm(self) -> Any:
         """The methods of the class that vLLM would use.
