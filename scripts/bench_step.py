@@ -11,13 +11,16 @@ scheduler: vLLM's AsyncScheduler without an engine, the base class and ours with
 file, a step log), taking turns step by step; the time inside schedule() and update_from_output(). Steps take as long
 at each k, and most drafts are accepted, so both draft at the longest and vLLM's own work is the same in both.
 
-Times are microseconds, medians and 99th percentiles. Each part runs in processes of its own.
+startup: what making the scheduler adds once vLLM is imported: JAX's import, and compiling for every number of requests
+up to 256; the seconds, and by how much the process's memory has grown at its peak.
+
+Times are microseconds, medians and 99th percentiles, of startup seconds. Each part runs in processes of its own.
 """
 
 import argparse
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -41,7 +44,7 @@ from akjax.cost import UNEVEN, serving_cost
 from akjax.one_kernel import compiled_for_cpu
 from akjax.scheduler.jax_process import run_on_the_callers_thread
 from compilations import Compilations
-from measuring import apart, say, settle_garbage
+from measuring import apart, peak_megabytes, say, settle_garbage
 from tests.oracle import PROSE, Acceptance, CostFilter, Settings, choose_batch, choose_per_request
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -55,6 +58,8 @@ SCHEDULER_SIZES = (1, 32, 256)
 # cost the oracle at one request, whose caches are the more of its time, 1.7 times as much, and ours little more.
 BLOCK = 8
 WARM_UP, LEAST_STEPS, MOST_STEPS = BLOCK, 6 * BLOCK, 400 * BLOCK
+# Requests at once of a scheduler whose start is timed.
+STARTED = 256
 
 # Of every step that the scheduler runs.
 STEP_MS = 30.0
@@ -64,6 +69,8 @@ AIMS: dict[str, Any] = {
     "per_request": {"1": 0.8, "32": 0.12, "256": 0.03},
     "scheduler_share_256": 0.1,
     "scheduler_us_1": 60.0,
+    "start_seconds": 5.0,
+    "start_megabytes": 250.0,
     "vs_empty_call": 5.0,
 }
 
@@ -308,8 +315,17 @@ def decision(options: argparse.Namespace) -> dict[str, Any]:
 
 
 @contextmanager
-def engines(most: int, classes: Sequence[str], **config: Any) -> Iterator[dict[str, Any]]:
-    """A fake engine around each of the scheduler classes, "base" and "ours", for up to `most` requests at once."""
+def engines(
+    most: int, classes: Sequence[str], other: Mapping[str, Any] | None = None, **config: Any
+) -> Iterator[dict[str, Any]]:
+    """A fake engine around each of the scheduler classes, "base" and "ours", for up to `most` requests at once.
+
+    Args:
+        most: requests at once.
+        classes: of the schedulers.
+        other: settings of ours, over those for all features.
+        config: of vLLM.
+    """
     from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
     from akjax.scheduler import AdaptiveKScheduler
@@ -323,6 +339,7 @@ def engines(most: int, classes: Sequence[str], **config: Any) -> Iterator[dict[s
             "step_log": f"{folder}/steps.jsonl",
             "step_log_mb": 16,
             "model": f"{STEP_MS},0.001,0.001",
+            **(other or {}),
         }
         made: dict[str, Any] = {}
         for name in classes:
@@ -412,9 +429,34 @@ def scheduler(options: argparse.Namespace) -> dict[str, Any]:
     return apart(serve, SCHEDULER_SIZES, 2 * options.seconds)
 
 
+def start(other: Mapping[str, Any]) -> dict[str, float]:
+    """What making the scheduler takes, with these settings."""
+    with engines(STARTED, ("base",)):  # so that vLLM is imported and its tokenizer read
+        before, began = peak_megabytes(), time.perf_counter()
+        with engines(STARTED, ("ours",), {"control": "", **other}):
+            return {"seconds": time.perf_counter() - began, "megabytes": peak_megabytes() - before}
+
+
+def startup(_: argparse.Namespace) -> dict[str, Any]:
+    """The scheduler's start: default, reference, a k for each request, and both policies for a control file."""
+    report = {}
+    with TemporaryDirectory() as folder:
+        kinds = {
+            "default": {},
+            "reference": {"policy": "reference"},
+            "per_request": {"per_request": True},
+            "control": {"control": f"{folder}/control"},
+        }
+        for name, other in kinds.items():
+            say(f"startup: {name} ...")
+            report[name] = apart(start, other)
+    return report
+
+
 PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "decision": decision,
     "scheduler": scheduler,
+    "startup": startup,
 }
 KINDS = ("batch", "per_request", "batch_code", "per_request_code")
 
@@ -433,6 +475,9 @@ def summary(report: dict[str, Any]) -> dict[str, Any]:
     if "scheduler" in report:
         found["scheduler_share_256"] = report["scheduler"]["256"]["share"]
         found["scheduler_us_1"] = report["scheduler"]["1"]["added_us"]
+    if "startup" in report:
+        found["start_seconds"] = report["startup"]["default"]["seconds"]
+        found["start_megabytes"] = report["startup"]["default"]["megabytes"]
     rows = [row for kind in report.get("decision", {}).values() for row in kind.values()]
     found["different_choices"] = sum(row["different_choices"] for row in rows)
     rows += [*report.get("scheduler", {}).values()]
@@ -470,6 +515,12 @@ def tables(report: dict[str, Any], found: dict[str, Any]) -> Iterator[str]:
             drafts = ", ".join(f"{row[name]['drafts_of_a_request']:.2f}" for name in ("base", "ours"))
             yield f"{n:>6}{times}{row['added_us']:>9.1f}{row['share']:>8.1%}{drafts:>22}{row['steps']:>7}"
         yield f"aims: {AIMS['scheduler_us_1']:g} us added at n=1, a share of {AIMS['scheduler_share_256']:.0%} at n=256"
+        yield ""
+    if "startup" in report:
+        yield f"startup at max_num_seqs={STARTED}{'s':>8}{'MB':>8}"
+        for name, row in report["startup"].items():
+            yield f"{name:<27}{row['seconds']:>8.1f}{row['megabytes']:>8.0f}"
+        yield f"aims: {AIMS['start_seconds']:g} s, {AIMS['start_megabytes']:g} MB"
         yield ""
     yield (
         f"compilations while serving: {found['compilations']} (aim 0); choices of the reference other than the"
