@@ -1,7 +1,13 @@
 """akjax: how many drafted tokens should the next step verify?"""
 
 from akjax.acceptance import AbstractAcceptanceModel, DraftForecast, LogitFilter, RunningRates, Verified, survival
-from akjax.compiled_controller import CompiledController, DraftLengths, DraftOutcomes, StepMeasures
+from akjax.compiled_controller import (
+    CompiledController,
+    DraftLengths,
+    DraftOutcomes,
+    StepMeasures,
+    UnsoundStateError,
+)
 from akjax.controller import (
     CODE,
     TOOL,
@@ -13,6 +19,7 @@ from akjax.controller import (
     Observations,
     Outcome,
     RequestRows,
+    Soundness,
 )
 from akjax.controllers import default_controller, reference_controller
 from akjax.cost import (
@@ -117,12 +124,14 @@ __all__ = [
     "Residual",
     "Roofline",
     "RunningRates",
+    "Soundness",
     "SplitPower",
     "SteadyPolicy",
     "StepFeatures",
     "StepMeasures",
     "Sum",
     "Unfilled",
+    "UnsoundStateError",
     "Verified",
     "as_parameter",
     "batch_draft_length",

@@ -9,12 +9,28 @@ import jax
 import numpy as np
 from jaxtyping import Float, Int
 
-from akjax.controller import Batch, Controller, ControllerState, Observations, Outcome, RequestRows
+from akjax.controller import Batch, Controller, ControllerState, Observations, Outcome, RequestRows, Soundness
 from akjax.cost.model import AbstractCostModel
 from akjax.features import StepFeatures
 from akjax.learner import Covariance
 from akjax.one_kernel import compiled_for_cpu
 from akjax.packing import Layout
+
+
+class UnsoundStateError(RuntimeError):
+    """Learning has come to a state that its rules cannot make, such as one with NaN in it.
+
+    Attributes:
+        parts: of the state that are not sound, by their names in `Soundness`.
+    """
+
+    def __init__(self, parts: tuple[str, ...]) -> None:
+        """`parts` are those that are not sound."""
+        super().__init__(
+            f"the controller's state is not sound in {', '.join(parts)}: a number that is not finite, or none that"
+            " learning can make, such as a negative variance or a k that is no level"
+        )
+        self.parts = parts
 
 
 class DraftOutcomes(NamedTuple):
@@ -89,6 +105,9 @@ class CompiledController:
     their first observation until they are forgotten; where unobserved ones count too, from their first decision. All
     sizes are compiled at construction, nothing afterwards. Not thread-safe.
 
+    Every call also tells whether the state that it leaves is sound. Where it is not, whatever made the call (`observe`,
+    `decide`, `settle`, `request_state`) raises `UnsoundStateError`, and only `restart` makes a controller of it again.
+
     Attributes:
         learns_cost: whether steps teach the cost model.
         expects_exact_times: whether only a step's own time may teach, then prompts included.
@@ -108,7 +127,8 @@ class CompiledController:
         `covariance` is that of a fitted `cost`; None for the prior of its form.
 
         Raises:
-            ValueError: `cost` does not name its parameters, `max_requests` is not positive, or K is above 255.
+            ValueError: `cost` does not name its parameters, `max_requests` is not positive, or K is above 255; or
+                learning cannot start there: a number that is not finite, or a parameter that is certain.
         """
         if max_requests < 1:
             raise ValueError(f"max_requests must be at least 1, given {max_requests}")
@@ -126,6 +146,7 @@ class CompiledController:
             row = jax.tree.map(lambda leaf: leaf[0], controller.init_rows(state, 1))
             self._state_layout, row_layout = Layout(state), Layout(row)
             self._state = np.array(self._state_layout.pack(state))
+        self._first_state = self._state.copy()
         cost_state = self._state_layout.views(self._state).cost
         self._taught, self._predicted_ms = cost_state.taught, cost_state.predicted_ms
         sizes = [_size(index) for index in range(_size_index(max_requests) + 1)]
@@ -141,6 +162,10 @@ class CompiledController:
         # From step to step the requests are mostly the same: what was made of them for the last step is kept.
         self._decoding, self._observed = _NOBODY, _NOBODY
         self._loaded: _CompiledStep | None = None
+        try:
+            self._run(_NOTHING, [], b"")
+        except UnsoundStateError as fault:
+            raise ValueError(f"learning cannot start from this cost model and covariance: {fault}") from None
 
     @property
     def taught(self) -> int:
@@ -225,6 +250,19 @@ class CompiledController:
         """The state with every output taken in, its leaves float64 views: read them, and do not keep them."""
         self._settle_pending()
         return self._state_layout.views(self._state)
+
+    def restart(self) -> None:
+        """Goes back to the state at construction, and forgets every request and what was observed of it."""
+        self._state[:] = self._first_state
+        self._rows[:] = 0.0
+        for step in self._steps:
+            step.clear()
+        self._slots.clear()
+        self._free = list(range(len(self._rows)))
+        self._leaving.clear()
+        self._pending = _NOTHING
+        self._decoding, self._observed = _NOBODY, _NOBODY
+        self._loaded = None
 
     def request_state(self, request_id: str) -> Any:
         """The acceptance model's state of a request, with a leading axis for the modes, after every output so far.
@@ -323,9 +361,14 @@ class _CompiledStep:
             state, rows, decision = controller.step(
                 state_layout.unpack(state), jax.vmap(row_layout.unpack)(rows), outcome, batch
             )
-            state, rows = state_layout.pack(state), jax.vmap(row_layout.pack)(rows)
+            packed = state_layout.pack(state), jax.vmap(row_layout.pack)(rows)
             # Without the barrier XLA computes a step's shared results again for each element that is packed.
-            return jax.lax.optimization_barrier((state, rows, decision.draft_length, decision.per_request))
+            state, rows, lengths = jax.lax.optimization_barrier(
+                (*packed, (decision.draft_length, decision.per_request))
+            )
+            # Judged as it will be read again.
+            sound = controller.soundness(state_layout.unpack(state), jax.vmap(row_layout.unpack)(rows))
+            return state, rows, *lengths, sound
 
         example = (np.zeros(state_layout.size), np.zeros((size, row_layout.size)), *_example_inputs(size))
         layout_in = Layout(example)
@@ -351,7 +394,8 @@ class _CompiledStep:
         with jax.enable_x64(True):
             layout_out = Layout(jax.eval_shape(step, example))
             self._call = compiled_for_cpu(lambda flat: layout_out.pack(step(layout_in.unpack(flat))), signature)
-        self._new_state, self._new_rows, self._draft_length, self._each = layout_out.slices()
+        self._new_state, self._new_rows, self._draft_length, self._each, sound = layout_out.slices()
+        self._sound = slice(sound.cost.start, sound.choice.stop)
 
     def holds(self, batch: list[int], observed: list[int]) -> bool:
         """Whether it was loaded with these requests in a step, and these in its output."""
@@ -366,12 +410,21 @@ class _CompiledStep:
             view[: len(slots)] = [row_of[slot] for slot in slots]
             view[len(slots) :] = self.size  # padding
 
+    def clear(self) -> None:
+        """Forgets the requests that it was loaded with."""
+        self._flat[:] = 0.0
+        self._slots, self._batch_slots, self._observed_slots, self._modes = [], [], [], None
+
     def unload(self, table: Float[np.ndarray, "capacity r"]) -> None:
         """Puts the rows back."""
         table[self._slots] = self._rows[: len(self._slots)]
 
     def __call__(self, state: Float[np.ndarray, " s"], outcome: _Pending, modes: bytes, context: int) -> DraftLengths:
-        """Steps `state` and the rows in place, for the requests it was loaded with; `modes` are of those decoding."""
+        """Steps `state` and the rows in place, for the requests it was loaded with; `modes` are of those decoding.
+
+        Raises:
+            UnsoundStateError: the state or a row is no longer sound. Both are left as they were.
+        """
         flat, observed, decoding = self._flat, len(outcome.slots), len(self._batch_slots)
         self._state[:] = state
         for at, value in zip(self._scalars, (*outcome.step, outcome.ms, outcome.teaches, context), strict=True):
@@ -384,6 +437,9 @@ class _CompiledStep:
             self._mode_now[:decoding] = np.frombuffer(modes, np.uint8)
         with jax.enable_x64(True):
             packed = np.asarray(self._call(flat))
+        sound = packed[self._sound]
+        if 0.0 in sound.tolist():
+            raise UnsoundStateError(Soundness(*sound.astype(bool)).unsound)
         state[:] = packed[self._new_state]
         self._all_rows[:] = packed[self._new_rows]
         each = None

@@ -94,6 +94,26 @@ class Batch(eqx.Module):
     context: Float[Array, ""]
 
 
+class Soundness(eqx.Module):
+    """Whether each part of a state is one that its rules can have made: no NaN, no negative variance, no unknown k.
+
+    Attributes:
+        cost: what is known of the cost of a step.
+        acceptance: the pools, and the states of the requests.
+        choice: what the policy remembers.
+    """
+
+    cost: Bool[Array, ""]
+    acceptance: Bool[Array, ""]
+    choice: Bool[Array, ""]
+
+    @property
+    def unsound(self) -> tuple[str, ...]:
+        """The names of the parts that are not, of values that are known."""
+        parts = {"cost": self.cost, "acceptance": self.acceptance, "choice": self.choice}
+        return tuple(name for name, sound in parts.items() if not sound)
+
+
 class Controller(eqx.Module):
     """The rules by which a step teaches and draft lengths are chosen; all that changes is in its arguments.
 
@@ -151,6 +171,16 @@ class Controller(eqx.Module):
         state = eqx.tree_at(lambda s: s.cost, state, cost)
         state, rows = self._observe(state, rows, outcome)
         return self._choose(state, rows, batch)
+
+    def soundness(self, state: ControllerState, rows: RequestRows) -> Soundness:
+        """Which parts of a state are sound. What a step makes of one that is not means nothing."""
+        pools = jax.vmap(self.acceptance.pool_is_sound)(state.pools)
+        requests = jax.vmap(jax.vmap(self.acceptance.request_is_sound))(rows.states)
+        return Soundness(
+            cost=self.learner.is_sound(state.cost),
+            acceptance=jnp.all(pools) & jnp.all(requests | ~rows.made),
+            choice=self.policy.is_sound(state.choice, self.draft_limit),
+        )
 
     def draft_length(self, state: ControllerState) -> Int[Array, ""]:
         """The draft length that the batch has now."""

@@ -20,7 +20,7 @@ VERSION = 1
 Untaught = Literal["", "idle", "fixed", "prompts", "change", "surprise", "unknown"]
 """Why a step's time did not teach the cost model, the first of these that holds; "" if it did.
 
-- unknown: the output was of no step that was seen scheduled.
+- unknown: the output was of no step that was seen scheduled, or learning began anew before the step was taken in.
 - idle: the engine had nothing to do in the gap, or it is the first step, so the gap is not the step's time.
 - fixed: the cost model does not learn.
 - prompts: the step took in prompts, and the cost learner takes none such.

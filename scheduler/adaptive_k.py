@@ -1,6 +1,6 @@
 """vLLM's scheduler, with draft lengths chosen by the models."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 from operator import attrgetter
 from time import monotonic
@@ -16,6 +16,7 @@ from vllm.v1.request import Request
 from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
 from .assembly import assemble
+from .faults import Faults
 from .pilot import DraftPlan, Pilot, ScheduledStep, VerifiedDrafts
 from .reports import describe_cost
 
@@ -31,11 +32,13 @@ class AdaptiveKScheduler(AsyncScheduler):
     Use it by `--scheduler-cls akjax.scheduler.AdaptiveKScheduler`. It reads vLLM's hooks and writes two things:
     `SchedulerOutput.num_spec_tokens_to_schedule`, and where requests have lengths of their own, how many of their
     drafts are kept. Where requests come and where vLLM is paused it only listens, to tell a pause from a long step.
-    A fault of ours never stops serving: it is logged once, and from then on the engine runs on its static schedule.
+    A fault of ours never stops serving: it is logged, and what was learned is thrown away and learned anew, unless that
+    happened too often. While there is no plan the engine runs on its static schedule.
 
     Attributes:
-        pilot: what observes and decides; None where k must stay as configured, and after a fault.
-        plan: of the step last scheduled; None before the first, and after a fault.
+        pilot: what observes and decides; None where k must stay as configured, and after too many faults.
+        plan: of the step last scheduled; None before the first, and from a fault up to the next step.
+        faults: of ours so far, by `faults.count`.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -47,7 +50,9 @@ class AdaptiveKScheduler(AsyncScheduler):
         super().__init__(*args, **kwargs)
         self.pilot: Pilot | None = assemble(self.vllm_config, self.dynamic_sd_lookup, _log)
         self.plan: DraftPlan | None = None
+        self.faults = Faults(logger, monotonic)
         self._verified = VerifiedDrafts([], [], [], {})
+        self._hook_fault: Exception | None = None
         self._in_flight: list[tuple[SchedulerOutput, ScheduledStep]] = []
 
     def add_request(self, request: Request) -> None:
@@ -67,8 +72,7 @@ class AdaptiveKScheduler(AsyncScheduler):
             scheduler_output.num_spec_tokens_to_schedule = self.plan.draft_length
         self._of_vllm()._update_after_schedule(scheduler_output)
         if self.plan is not None and self.plan.each:
-            for request_id in scheduler_output.num_scheduled_tokens:
-                self._trim(self.requests[request_id], self.plan)
+            self._with_pilot(self._trim, scheduler_output.num_scheduled_tokens)
 
     def _update_request_with_output(self, *args: Any, **kwargs: Any) -> Any:
         # Handed on as they come, for vLLM may add to them.
@@ -87,7 +91,7 @@ class AdaptiveKScheduler(AsyncScheduler):
     ) -> dict[int, EngineCoreOutputs]:
         """What vLLM makes of a step's output; the time it arrived and its accepted drafts teach the models."""
         now = monotonic()
-        self._verified = VerifiedDrafts([], [], [], {})
+        self._verified, self._hook_fault = VerifiedDrafts([], [], [], {}), None
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         self._with_pilot(self._observed, scheduler_output, outputs, now)
         return outputs
@@ -102,15 +106,19 @@ class AdaptiveKScheduler(AsyncScheduler):
     ) -> SpecDecodingStats | None:
         """Notes how many of a request's drafts were accepted. Drafts cut by a grammar were never verified."""
         # This runs for each request of each step, so it does no more than it must.
-        drafted = num_draft_tokens
-        request_ids, of_drafted, of_accepted, cut = self._verified
-        if num_invalid_spec_tokens and request_id in num_invalid_spec_tokens:
-            cut[request_id] = num_invalid_spec_tokens[request_id]
-            drafted -= cut[request_id]
-        if drafted > 0:
-            request_ids.append(request_id)
-            of_drafted.append(drafted)
-            of_accepted.append(num_accepted_tokens)
+        try:
+            drafted = num_draft_tokens
+            request_ids, of_drafted, of_accepted, cut = self._verified
+            if num_invalid_spec_tokens and request_id in num_invalid_spec_tokens:
+                cut[request_id] = num_invalid_spec_tokens[request_id]
+                drafted -= cut[request_id]
+            if drafted > 0:
+                request_ids.append(request_id)
+                of_drafted.append(drafted)
+                of_accepted.append(num_accepted_tokens)
+        except Exception as fault:
+            # Some requests have this step's tokens by now and some have not, so it is no moment to begin anew.
+            self._hook_fault = fault
         return super().make_spec_decoding_stats(
             spec_decoding_stats, num_draft_tokens, num_accepted_tokens, num_invalid_spec_tokens, request_id
         )
@@ -118,11 +126,7 @@ class AdaptiveKScheduler(AsyncScheduler):
     def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
         """Takes the drafts of an engine without async scheduling, and keeps as many as were planned."""
         super().update_draft_token_ids(draft_token_ids)
-        if self.plan is not None:
-            for request_id in draft_token_ids.req_ids:
-                request = self.requests.get(request_id)
-                if request is not None:
-                    self._trim(request, self.plan)
+        self._with_pilot(self._trim, draft_token_ids.req_ids)
 
     def shutdown(self) -> None:
         """Logs what was learned, ends the step log, then shuts down."""
@@ -137,6 +141,8 @@ class AdaptiveKScheduler(AsyncScheduler):
         plan = pilot.scheduled(
             list(tokens), finished=scheduler_output.finished_req_ids, now=monotonic(), context=context
         )
+        if not 0 <= plan.draft_length <= self.num_spec_tokens:
+            raise ValueError(f"k must be 0 to {self.num_spec_tokens}, planned {plan.draft_length}")
         step = ScheduledStep(
             tokens,
             scheduler_output.scheduled_spec_decode_tokens,
@@ -150,6 +156,8 @@ class AdaptiveKScheduler(AsyncScheduler):
     def _observed(
         self, pilot: Pilot, scheduler_output: SchedulerOutput, outputs: Mapping[int, EngineCoreOutputs], now: float
     ) -> None:
+        if self._hook_fault is not None:
+            raise self._hook_fault
         step = self._arrived(scheduler_output)
         # No drafter has seen a request in its first step, or its first after a preemption: what vLLM verifies there,
         # where it has no dynamic schedule, is padding up to a uniform batch.
@@ -175,11 +183,16 @@ class AdaptiveKScheduler(AsyncScheduler):
                 return step
         return None
 
-    @staticmethod
-    def _trim(request: Request, plan: DraftPlan) -> None:
-        keep = plan.each.get(request.request_id, plan.draft_length)
-        if len(request.spec_token_ids) > keep:
-            request.spec_token_ids = request.spec_token_ids[:keep]
+    def _trim(self, _: Pilot, request_ids: Iterable[str]) -> None:
+        """Keeps as many drafts of these requests as were planned, of those that are still there."""
+        plan = self.plan
+        if plan is None:
+            return
+        for request_id in request_ids:
+            request = self.requests.get(request_id)
+            keep = plan.each.get(request_id, plan.draft_length)
+            if request is not None and len(request.spec_token_ids) > keep:
+                request.spec_token_ids = request.spec_token_ids[:keep]
 
     def _with_pilot(self, action: Callable[..., R], *args: Any) -> R | None:
         """What `action` returns for the pilot and `args`; None if there is no pilot any more."""
@@ -187,11 +200,21 @@ class AdaptiveKScheduler(AsyncScheduler):
             return None
         try:
             return action(self.pilot, *args)
-        except Exception:
-            self.pilot = self.plan = None
-            self._in_flight.clear()
-            logger.exception("adaptive k: stopped by a fault of its own; the engine goes on with its static schedule")
+        except Exception as fault:
+            self._begin_anew(self.pilot, fault)
             return None
+
+    def _begin_anew(self, pilot: Pilot, fault: Exception) -> None:
+        """Throws away what was learned, or the pilot itself; steps that are in flight will teach neither."""
+        self.plan = None
+        self._in_flight.clear()
+        if not self.faults.may_begin_anew(fault):
+            self.pilot = None
+            return
+        try:
+            pilot.restart((request_id, request.output_token_ids) for request_id, request in self.requests.items())
+        except Exception as another:
+            self._begin_anew(pilot, another)
 
 
 def _log(line: str) -> None:

@@ -96,6 +96,10 @@ class ModeTracker:
         """Drops the request."""
         self._texts.pop(request_id, None)
 
+    def restart(self) -> None:
+        """Drops every request: the next tokens of each are its first."""
+        self._texts.clear()
+
     def _take(self, text: _Text, token: int) -> None:
         piece = self._vocabulary.backticks.get(token)
         if piece is None:

@@ -222,10 +222,30 @@ class Pilot:
         if self._step_log is not None:
             self._step_log.idle()
 
+    def restart(self, texts: Iterable[tuple[str, Sequence[int]]]) -> None:
+        """Begins anew after a fault: nothing has been learned, and no step was seen scheduled.
+
+        Args:
+            texts: all output tokens of each request so far, since how far they were read may be part of the fault.
+        """
+        for controller in self._controllers.values():
+            controller.restart()
+        self.forced = False
+        self._clock = StepClock()
+        self._reports.restart()
+        if self._step_log is not None:
+            self._step_log.restart()
+        if self.modes is not None:
+            self.modes.restart()
+            self.modes.read(texts)
+
     def close(self) -> None:
         """Takes in the last output, and ends the step log."""
-        if self._step_log is not None:
+        if self._step_log is None:
+            return
+        try:
             self.controller.settle()
+        finally:
             self._step_log.close()
 
     def _take_charge(self, policy: PolicyName) -> None:

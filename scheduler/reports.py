@@ -48,6 +48,10 @@ class Reports:
             self._model_from = now + MODEL_SECONDS
             self._model(controller, modes)
 
+    def restart(self) -> None:
+        """What was learned is gone: no step has taught, and none was near enough to."""
+        self._taught = self._step_times = 0
+
     def _model(self, controller: CompiledController, modes: ModeTracker | None) -> None:
         state = controller.settle()
         taught = int(state.cost.taught)

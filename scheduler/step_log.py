@@ -377,6 +377,13 @@ class StepLog:
                 step.untaught = "change"
         self._writer.put(step)
 
+    def restart(self) -> None:
+        """Hands over the last step with what is known of it; the controller no longer says what it made of it."""
+        if self._waiting is not None:
+            self._waiting.untaught = "unknown"
+        self._controller = None
+        self.settle()
+
     def close(self) -> None:
         """Writes all that there is, the last step too, which the controller has to have taken in."""
         self.settle()

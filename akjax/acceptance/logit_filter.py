@@ -4,11 +4,12 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from akjax.acceptance.model import AbstractAcceptanceModel, DraftForecast, Verified
 from akjax.arrays import Array
 from akjax.features import StepFeatures
+from akjax.finite import all_finite
 
 # Gauss-Hermite quadrature of three points for a standard normal variable: exact for polynomials up to degree 5.
 NODES = np.sqrt(3.0) * np.array([-1.0, 0.0, 1.0])
@@ -166,6 +167,15 @@ class LogitFilter(AbstractAcceptanceModel[PoolLogits, RequestLead]):
             mean=jnp.where(verified.counts, lead, requests.mean),
             variance=jnp.where(verified.counts, posterior, requests.variance),
         )
+
+    def pool_is_sound(self, pool: PoolLogits) -> Bool[Array, ""]:
+        """Whether all is finite, no variance is negative, and nothing was counted below 0."""
+        counted = jnp.minimum(jnp.minimum(pool.untested, pool.steps), pool.jumps)
+        return all_finite(pool) & jnp.all(jnp.diagonal(pool.covariance) >= 0.0) & (counted >= 0.0)
+
+    def request_is_sound(self, request: RequestLead) -> Bool[Array, ""]:
+        """Whether the lead is finite and its variance not negative."""
+        return all_finite(request) & (request.variance >= 0.0)
 
     def forecast(
         self, pools: PoolLogits, requests: RequestLead, of: Int[Array, " n"], draft_length: Int[Array, ""]

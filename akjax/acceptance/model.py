@@ -73,6 +73,14 @@ class AbstractAcceptanceModel(eqx.Module, Generic[Pool, Request]):
         """
 
     @abc.abstractmethod
+    def pool_is_sound(self, pool: Pool) -> Bool[Array, ""]:
+        """Whether the pool is one that observations can have made: its numbers finite, its rates rates."""
+
+    @abc.abstractmethod
+    def request_is_sound(self, request: Request) -> Bool[Array, ""]:
+        """The same of a request's state."""
+
+    @abc.abstractmethod
     def forecast(
         self, pools: Pool, requests: Request, of: Int[Array, " n"], draft_length: Int[Array, ""]
     ) -> DraftForecast:

@@ -3,7 +3,7 @@
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from akjax.acceptance.model import AbstractAcceptanceModel, DraftForecast, Verified, survival
 from akjax.arrays import Array
@@ -81,6 +81,14 @@ class RunningRates(AbstractAcceptanceModel[Float[Array, " K"], Float[Array, " K"
             return jnp.where(seen.counts, new_pool, pool), jnp.where(seen.counts, new_request, request)
 
         return jax.lax.scan(one, pool, (requests, verified))
+
+    def pool_is_sound(self, pool: Float[Array, " K"]) -> Bool[Array, ""]:
+        """Whether every rate is between 0 and 1."""
+        return jnp.all((pool >= 0.0) & (pool <= 1.0))
+
+    def request_is_sound(self, request: Float[Array, " K"]) -> Bool[Array, ""]:
+        """Whether every rate is between 0 and 1."""
+        return self.pool_is_sound(request)
 
     def forecast(
         self,

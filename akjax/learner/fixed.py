@@ -14,6 +14,7 @@ from akjax.learner.model import (
     CostForecast,
     CostState,
     Covariance,
+    belief_is_sound,
     predicted_log_ms,
     with_prediction,
 )
@@ -43,6 +44,10 @@ class FixedCost(AbstractCostLearner):
     def learn(self, state: CostState, step: StepFeatures, ms: Float[Array, ""], teaches: Bool[Array, ""]) -> CostState:
         """The same state, but for the prediction."""
         return with_prediction(state, step, predicted_ms(state.belief.model, step))
+
+    def is_sound(self, state: CostState) -> Bool[Array, ""]:
+        """By the belief."""
+        return belief_is_sound(state)
 
     def forecast(self, state: CostState, steps: StepFeatures) -> CostForecast:
         """The model's predictions, without doubt."""

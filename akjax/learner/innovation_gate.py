@@ -19,6 +19,7 @@ from akjax.learner.model import (
     CostForecast,
     CostState,
     Covariance,
+    belief_is_sound,
     both,
     counted,
     linear_forecast,
@@ -193,6 +194,14 @@ class InnovationGate(AbstractCostLearner):
             surprise=jnp.where(teaches, side, memory.surprise),
         )
         return with_prediction(eqx.tree_at(lambda s: s.memory, state, memory), step, predicted)
+
+    def is_sound(self, state: CostState) -> Bool[Array, ""]:
+        """By the belief, whose parameters have logarithms where they are learned in them; no variance is negative."""
+        model, memory = state.belief.model, state.memory
+        values, _ = ravel_pytree(model)
+        have_logarithms = jnp.all((values > 0.0) | ~_positive(model.parameters()))
+        counted = jnp.minimum(jnp.minimum(memory.noise, memory.drift), memory.run)
+        return belief_is_sound(state) & have_logarithms & (counted >= 0.0)
 
     def forecast(self, state: CostState, steps: StepFeatures) -> CostForecast:
         """Predictions, and their covariance to first order."""

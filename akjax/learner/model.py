@@ -14,6 +14,7 @@ from akjax.arrays import Array
 from akjax.cost.model import FLOOR_MS, AbstractCostModel
 from akjax.ekf import Belief
 from akjax.features import StepFeatures
+from akjax.finite import all_finite
 
 # Of a cost model's parameters.
 Covariance = Float[np.ndarray, "p p"]
@@ -86,8 +87,21 @@ class AbstractCostLearner(eqx.Module):
         """The state after a step of `ms` milliseconds; `teaches` says whether that is the step's own time."""
 
     @abc.abstractmethod
+    def is_sound(self, state: CostState) -> Bool[Array, ""]:
+        """Whether the state is one that learning can have made; see `belief_is_sound`."""
+
+    @abc.abstractmethod
     def forecast(self, state: CostState, steps: StepFeatures) -> CostForecast:
         """What steps with these features, along one axis, would cost."""
+
+
+def belief_is_sound(state: CostState) -> Bool[Array, ""]:
+    """Whether all in the state is finite, every parameter's variance positive, and no count or error negative.
+
+    No start is certain of a parameter, and no step of noise makes a filter certain of one.
+    """
+    certain = jnp.diagonal(state.belief.covariance) <= 0.0
+    return all_finite(state) & ~jnp.any(certain) & (state.taught >= 0) & (state.error >= 0.0)
 
 
 def predicted_log_ms(

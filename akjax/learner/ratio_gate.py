@@ -17,6 +17,7 @@ from akjax.learner.model import (
     CostForecast,
     CostState,
     Covariance,
+    belief_is_sound,
     both,
     counted,
     linear_forecast,
@@ -63,6 +64,10 @@ class RatioGate(AbstractCostLearner):
         near = (0.5 * predicted < ms) & (ms < 2.0 * predicted + 20.0)
         state = counted(state, teaches & near, belief, jnp.abs(innovation.residual) / predicted)
         return with_prediction(state, step, predicted)
+
+    def is_sound(self, state: CostState) -> Bool[Array, ""]:
+        """By the belief."""
+        return belief_is_sound(state)
 
     def forecast(self, state: CostState, steps: StepFeatures) -> CostForecast:
         """Predictions, and their covariance to first order."""

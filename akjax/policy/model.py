@@ -68,6 +68,10 @@ class AbstractPolicy(eqx.Module, Generic[Memory]):
         """The draft length that the batch has now."""
 
     @abc.abstractmethod
+    def is_sound(self, memory: Memory, draft_limit: int) -> Bool[Array, ""]:
+        """Whether the memory is one that choosing can have made, from `init` of the same `draft_limit` on."""
+
+    @abc.abstractmethod
     def choose(self, memory: Memory, prospect: Prospect) -> tuple[Memory, Decision]:
         """The draft lengths of the next step."""
 

@@ -2,7 +2,8 @@
 
 import equinox as eqx
 import jax.numpy as jnp
-from jaxtyping import Int
+import numpy as np
+from jaxtyping import Bool, Int
 
 from akjax.arrays import Array
 from akjax.policy.batch import batch_draft_length
@@ -39,6 +40,10 @@ class ReferencePolicy(AbstractPolicy[Int[Array, ""]]):
     def draft_length(self, memory: Int[Array, ""]) -> Int[Array, ""]:
         """What it remembers."""
         return memory
+
+    def is_sound(self, memory: Int[Array, ""], draft_limit: int) -> Bool[Array, ""]:
+        """Whether it is a level, or K, with which it began."""
+        return jnp.any(memory == np.asarray([*self.levels, draft_limit], np.int32))
 
     def choose(self, memory: Int[Array, ""], prospect: Prospect) -> tuple[Int[Array, ""], Decision]:
         """By `batch_draft_length` or, for two requests and more, by `per_request_draft_lengths`."""

@@ -4,7 +4,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from akjax.arrays import Array
 from akjax.features import StepFeatures
@@ -97,6 +97,12 @@ class SteadyPolicy(AbstractPolicy[SteadyMemory]):
         deepest = len(self.levels) - 1
         level = jnp.where(memory.arm == NO_ARM, deepest, jnp.minimum(memory.arm, deepest))
         return jnp.asarray(self.levels, jnp.int32)[level]
+
+    def is_sound(self, memory: SteadyMemory, draft_limit: int) -> Bool[Array, ""]:
+        """Whether there is such an arm and such a look, and every arm's losses are finite and not negative."""
+        arms = (memory.arm >= NO_ARM) & (memory.arm < memory.work.shape[0])
+        looks = (memory.look >= NO_LOOK) & (memory.look < self.look_steps)
+        return arms & looks & jnp.all((memory.work >= 0.0) & jnp.isfinite(memory.work))
 
     def choose(self, memory: SteadyMemory, prospect: Prospect) -> tuple[SteadyMemory, Decision]:
         """One step of the work function over the arms' hopeful goodput."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 import jax
 import numpy as np
 import pytest
+from jaxtyping import Array
 from scipy.stats import norm
 
 from akjax import FixedCost, SteadyPolicy, dense_cost, table_from_points
@@ -179,6 +180,9 @@ class Doubtful(AbstractCostLearner):
 
     def learn(self, state: CostState, step: object, ms: object, teaches: object) -> CostState:
         return state
+
+    def is_sound(self, state: CostState) -> Array:
+        return FixedCost().is_sound(state)
 
     def forecast(self, state: CostState, steps: object) -> CostForecast:
         return CostForecast(self.log_ms, self.covariance)

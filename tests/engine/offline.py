@@ -75,6 +75,7 @@ def main() -> None:
         controller = scheduler.pilot.controller
         state = controller.settle()
         report |= {"taught": int(state.cost.taught), "error": float(state.cost.error)}
+        report["faults"] = scheduler.faults.count
         report |= {"rows": len(controller._rows), "rows_in_use": len(controller._slots)}
     report_path.write_text(json.dumps(report))
 

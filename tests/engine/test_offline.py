@@ -67,6 +67,7 @@ def test_adaptive_k_serves_the_same_tokens(settings: dict[str, Any]) -> None:
         "phases": PHASES,
     }
     report = serve(job)
+    assert report["faults"] == 0
     assert [phase["tokens"] for phase in report["phases"]] == served_without_speculation()
     if settings.get("online", True):
         assert report["taught"] > 0

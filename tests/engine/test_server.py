@@ -99,6 +99,6 @@ def test_the_servers_log_shows_what_the_scheduler_does(server: Server) -> None:
     assert len(server.complete("```python\ndef main():\n")) > 0
     log = server.stop()
     assert "adaptive k: chooses k from 3, 6 (K=6); cost model: base 3 ms" in log
-    assert "fault of its own" not in log
+    assert "adaptive k: fault" not in log
     shown = [line for line in log.splitlines() if "adaptive k: cost model" in line]
     assert shown, "what was learned is logged when the server ends"

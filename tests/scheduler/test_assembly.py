@@ -15,16 +15,10 @@ from akjax.scheduler.assembly import assemble, controller_of, cost_start, routin
 from akjax.scheduler.control_file import PolicyName
 from akjax.scheduler.pilot import Pilot
 from akjax.scheduler.served_model import Routing
-from akjax.scheduler.settings import PREFIX, Settings, SettingsError, load_settings
+from akjax.scheduler.settings import SettingsError, load_settings
 from harness import make_config
 
 TINY_TARGET = Path(__file__).parents[2] / "scripts/tiny_pair/target"
-
-
-@pytest.fixture(autouse=True)
-def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in Settings.model_fields:
-        monkeypatch.delenv(PREFIX + name.upper(), raising=False)
 
 
 def cost(routing: Routing | None, policy: PolicyName = "reference", **section: Any) -> Any:

@@ -86,11 +86,6 @@ def clear(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
 
 
-@pytest.fixture(autouse=True)
-def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    clear(monkeypatch)
-
-
 def loaded(environment: Mapping[str, str], section: object = None) -> Settings:
     with pytest.MonkeyPatch.context() as monkeypatch:
         clear(monkeypatch)

@@ -13,19 +13,18 @@ from typing import Any
 import msgspec
 import pytest
 
+import adaptive_engine
+from adaptive_engine import DRAFT_LIMIT, pilot_of, scheduler_of, step_ms
 from akjax import DraftOutcomes, StepMeasures
 from akjax.fits.reading import read_log
 from akjax.scheduler import AdaptiveKScheduler
 from akjax.scheduler.assembly import header_of
 from akjax.scheduler.pilot import Pilot
 from akjax.scheduler.served_model import Routing
-from akjax.scheduler.settings import PREFIX, Settings
 from akjax.scheduler.step_log import LogFiles, LogWriter, SeenStep
 from akjax.step_log import VERSION, LogHeader, StepRecord
-from harness import Clock, FakeEngine, Turn, bernoulli, make_config
+from harness import FakeEngine, Turn, bernoulli, make_config
 
-DRAFT_LIMIT = 5
-SCHEDULE = [(1, 2, 5), (3, 4, 3), (5, 7, 1), (8, 8, 0)]
 DEFAULT: dict[str, Any] = {"code_mode": 0}
 REFERENCE: dict[str, Any] = {"code_mode": 0, "policy": "reference"}
 PER_REQUEST: dict[str, Any] = {"code_mode": 0, "per_request": True}
@@ -434,13 +433,11 @@ class Logged:
 
     @property
     def scheduler(self) -> AdaptiveKScheduler:
-        assert isinstance(self.engine.scheduler, AdaptiveKScheduler)
-        return self.engine.scheduler
+        return scheduler_of(self.engine)
 
     @property
     def pilot(self) -> Pilot:
-        assert self.scheduler.pilot is not None, "a fault of ours"
-        return self.scheduler.pilot
+        return pilot_of(self.engine)
 
     def run(self, steps: int) -> None:
         self.turns += self.engine.run(steps)
@@ -449,7 +446,7 @@ class Logged:
         """Serves to the end and shuts down; the records, one for each output of a step."""
         self.turns += self.engine.drain()
         self.engine.check()
-        assert self.scheduler.pilot is not None, "a fault of ours"
+        assert self.scheduler.faults.count == 0, "a fault of ours"
         self.scheduler.shutdown()
         records = read(self.path)[1]
         assert len(records) == len(self.delivered)
@@ -464,39 +461,15 @@ class Logged:
 Build = Callable[..., Logged]
 
 
-@pytest.fixture(autouse=True)
-def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in Settings.model_fields:
-        monkeypatch.delenv(PREFIX + name.upper(), raising=False)
-
-
-@pytest.fixture(params=[True, False], ids=["async", "sync"])
-def asynchronous(request: pytest.FixtureRequest) -> bool:
-    return request.param
-
-
 @pytest.fixture
-def build(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Build:
-    def build(
+def build(build: adaptive_engine.Build, tmp_path: Path) -> Build:
+    def logged(
         asynchronous: bool, settings: dict[str, Any], config: dict[str, Any] | None = None, **engine: Any
     ) -> Logged:
-        clock = Clock(100.0)
-        monkeypatch.setattr("akjax.scheduler.adaptive_k.monotonic", clock)
         path = tmp_path / "steps.jsonl"
-        vllm_config = make_config(
-            num_speculative_tokens=DRAFT_LIMIT,
-            async_scheduling=asynchronous,
-            additional_config={"adaptive_k": {**settings, "step_log": str(path)}},
-            **{"schedule": SCHEDULE, "max_num_seqs": 8, **(config or {})},
-        )
-        engine = {"step_ms": step_ms, **engine}
-        return Logged(FakeEngine(AdaptiveKScheduler, vllm_config, clock=clock, **engine), path)
+        return Logged(build(asynchronous, {**settings, "step_log": str(path)}, config, **engine), path)
 
-    return build
-
-
-def step_ms(step: Any) -> float:
-    return 20.0 + 0.8 * step.total_num_scheduled_tokens
+    return logged
 
 
 def is_running_mean(error: float, records: Sequence[StepRecord]) -> bool:
