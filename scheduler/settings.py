@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,6 +27,18 @@ _MOST_EXPERTS = 65536
 
 class SettingsError(ValueError):
     """One or more settings that cannot be used; the message names each, what was given and what is allowed."""
+
+
+def _refusing(validate: Callable[[object], object]) -> BeforeValidator:
+    """The validator, what it says of a value as text: pydantic fails over surrogates, which stand for other bytes."""
+
+    def validated(value: object) -> object:
+        try:
+            return validate(value)
+        except ValueError as error:
+            raise ValueError(str(error).encode(errors="backslashreplace").decode()) from None
+
+    return BeforeValidator(validated)
 
 
 def _parse_model(value: object) -> tuple[float, float, float] | FitFile:
@@ -104,16 +116,16 @@ class Settings(BaseSettings):
         description="rates of their own for code and tool calls: gated (if all requests are in one mode), 1 or 0",
     )
     online: bool = Field(True, description="1 for the learned cost model, 0 for the fixed table COST_MS")
-    model: Annotated[tuple[float, float, float] | FitFile, NoDecode, BeforeValidator(_parse_model)] = Field(
+    model: Annotated[tuple[float, float, float] | FitFile, NoDecode, _refusing(_parse_model)] = Field(
         (27.0, 0.635, 0.542),
         description="start of the cost model: ms, ms per expert, ms per token; or the path of a fit, ending in .json,"
         " or a name",
     )
-    form: Annotated[str, BeforeValidator(_parse_form)] = Field(
+    form: Annotated[str, _refusing(_parse_form)] = Field(
         "",
         description="form of the cost model, by name or package.module:name; empty for the policy's own or the fit's",
     )
-    cost_ms: Annotated[CostTable, NoDecode, BeforeValidator(_parse_cost)] = Field(  # pyright: ignore[reportAssignmentType]
+    cost_ms: Annotated[CostTable, NoDecode, _refusing(_parse_cost)] = Field(  # pyright: ignore[reportAssignmentType]
         "2:47,4:53,8:65", description="the fixed table, tokens:ms,..."
     )
     control: Annotated[Path | None, BeforeValidator(_parse_path)] = Field(None, description="path of the control file")

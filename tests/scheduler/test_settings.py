@@ -46,6 +46,7 @@ BAD = [
     ("MODEL", "inf,1,1", "three numbers"),
     ("MODEL", "-1,1,1", "at least 0"),
     ("MODEL", "no/such/fit.json", "cannot be read"),
+    ("MODEL", "\udc80/fit.json", "cannot be read"),  # how an operating system hands over what is no UTF-8
     ("MODEL", "glm", "path of a fit that ends in .json, or the name of one that comes with akjax: default, glm-4.5"),
     ("FORM", "best", "serving, reference"),
     ("FORM", "no.such:form", "cannot be imported"),
