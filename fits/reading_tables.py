@@ -1,6 +1,8 @@
 """Reads other people's measurements of steps: a table with a column for each quantity, whatever it is called there."""
 
 import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -85,10 +87,24 @@ def _table(path: Path) -> pl.DataFrame:
         start = file.read(4)
     try:
         if start == b"PAR1":
+            _try_apart(path)
             return pl.read_parquet(path)
         return pl.read_csv(path, infer_schema=False, separator="\t" if path.suffix == ".tsv" else ",")
     except pl.exceptions.PolarsError as error:
         raise ValueError(f"{path} cannot be read as a table, CSV or Parquet: {error}") from None
+
+
+def _try_apart(path: Path) -> None:
+    """Makes sure that a Parquet file can be read, in a process of its own: over some damaged ones polars ends its own.
+
+    Raises:
+        ValueError: it cannot.
+    """
+    read = "import polars, sys; polars.read_parquet(sys.argv[1])"
+    done = subprocess.run([sys.executable, "-c", read, str(path)], capture_output=True, check=False)
+    if done.returncode:
+        said = done.stderr.decode(errors="replace").strip().splitlines() or [""]
+        raise ValueError(f"{path} cannot be read as a table in Parquet, it may be damaged: {said[-1][:300]}")
 
 
 def _numbers(column: pl.Series) -> Float[np.ndarray, " rows"]:

@@ -109,3 +109,14 @@ def test_what_is_no_table_is_refused(tmp_path: Path, content: bytes) -> None:
     path.write_bytes(content)
     with pytest.raises(ValueError, match="cannot be read as a table"):
         read_table(path)
+
+
+@pytest.mark.parametrize(("at", "bit"), [(41, 0), (43, 0)], ids=["ends the process", "panics"])
+def test_damage_that_polars_does_not_survive_is_refused(tmp_path: Path, at: int, bit: int) -> None:
+    path = tmp_path / "table.parquet"
+    frame = pl.DataFrame({"tokens": [1, 2, None], "ms": [1.5, 2.0, 3.0]})
+    frame.write_parquet(path, compression="uncompressed")
+    content = path.read_bytes()
+    path.write_bytes(content[:at] + bytes([content[at] ^ 1 << bit]) + content[at + 1 :])
+    with pytest.raises(ValueError, match="cannot be read as a table in Parquet, it may be damaged: .+"):
+        read_table(path)
