@@ -9,6 +9,7 @@ import polars as pl
 from akjax.step_log import VERSION, LogHeader
 
 from .reading_schema import LIST_COLUMNS, NULLABLE, SCHEMA, FilePart, LogError, Refused, StepLog
+from .seal import UNSEALED, is_sealed, seal
 
 # The key of the file's metadata.
 _KEY = "akjax.step_log"
@@ -20,6 +21,7 @@ class _Beside(msgspec.Struct):
     version: int
     headers: list[LogHeader]
     refusals: list[Refused]
+    sha256: str
 
 
 class _Version(msgspec.Struct):
@@ -28,10 +30,11 @@ class _Version(msgspec.Struct):
 
 def write_parquet(log: StepLog, path: Path) -> None:
     """Writes a log; whatever was at `path` is replaced when all is written, and not before."""
-    beside = _Beside(VERSION, list(log.headers), list(log.refusals))
+    beside = _Beside(VERSION, list(log.headers), list(log.refusals), UNSEALED)
     partial = path.with_name(f"{path.name}.partial")
     try:
         log.steps.write_parquet(partial, metadata={_KEY: msgspec.json.encode(beside).decode()})
+        seal(partial)
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
@@ -43,13 +46,15 @@ def read_parquet(path: Path) -> FilePart:
     Raises:
         LogError: it did not, or what it wrote was changed.
     """
+    if not is_sealed(path):
+        raise LogError(
+            f"{path} is no step log that convert wrote in Parquet, or it was damaged or changed since: the sum of its"
+            " bytes is missing or wrong; a table of your own is read by read_table"
+        )
     try:
         text = pl.read_parquet_metadata(path).get(_KEY)
         if text is None:
-            raise LogError(
-                f"{path} is a Parquet file but no step log: it has no {_KEY} in its metadata, which convert writes; a"
-                " table of your own is read by read_table"
-            )
+            raise LogError(f"{path} is a Parquet file but no step log: it has no {_KEY} in its metadata")
         version = msgspec.json.decode(text, type=_Version).version
         if version > VERSION:
             raise LogError(

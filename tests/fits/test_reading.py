@@ -1,6 +1,7 @@
 """Step logs as they are read: whole, torn, hostile, foreign, of several files and engines."""
 
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 from akjax.fits import reading_lines
 from akjax.fits.reading import SCHEMA, LogError, StepLog, convert, read_log
 from akjax.fits.reading_lines import Step, read_lines
+from akjax.fits.seal import UNSEALED, seal
 from akjax.step_log import VERSION, LogHeader, StepRecord, Untaught
 
 HEADER = LogHeader(time=1.7e9, run="one", model="tiny", draft_limit=4, levels=[0, 2, 4], experts=64, top_k=4)
@@ -334,7 +336,7 @@ def test_an_endless_line_is_refused_without_being_kept(tmp_path: Path, monkeypat
         (b"\x1f\x8b\x08\x00abc", "compressed by gzip"),
         (zstandard.compress(b"just text"), "no JSON object"),
         (b"\x28\xb5\x2f\xfd garbage", "damaged compression|cut short"),
-        (b"PAR1 nothing of the kind PAR1", "cannot be read as a step log in Parquet"),
+        (b"PAR1 nothing of the kind PAR1", "no step log that convert wrote in Parquet"),
     ],
 )
 def test_what_is_no_step_log_is_refused_by_what_it_is(tmp_path: Path, content: bytes, complaint: str) -> None:
@@ -437,18 +439,26 @@ def test_a_parquet_file_that_was_changed_is_refused(tmp_path: Path, name: str, s
     path = tmp_path / "log.parquet"
     convert(written(tmp_path, HEADER, step()), path)
     beside = {k: v for k, v in pl.read_parquet_metadata(path).items() if k.startswith("akjax")}
+    beside = {k: re.sub('"sha256":"[0-9a-f]*"', f'"sha256":"{UNSEALED}"', v) for k, v in beside.items()}
     steps = pl.read_parquet(path)
-    steps.with_columns(spoil.alias(name)).write_parquet(path, metadata=beside)
-    with pytest.raises(LogError, match=complaint):
-        read_log(path)
-    steps.drop(name).write_parquet(path, metadata=beside)
-    with pytest.raises(LogError, match=f"lack {name}"):
-        read_log(path)
-    steps.write_parquet(path, metadata={k: v.replace('"version":1', '"version":9') for k, v in beside.items()})
-    with pytest.raises(LogError, match="version 9"):
-        read_log(path)
-    steps.write_parquet(path)
-    with pytest.raises(LogError, match="no step log: it has no akjax"):
+    for changed, metadata, fault in (
+        (steps.with_columns(spoil.alias(name)), beside, complaint),
+        (steps.drop(name), beside, f"lack {name}"),
+        (steps, {k: v.replace('"version":1', '"version":9') for k, v in beside.items()}, "version 9"),
+        (steps, {f"other {k}": v for k, v in beside.items()}, "no step log: it has no akjax"),
+    ):
+        changed.write_parquet(path, metadata=metadata)
+        with pytest.raises(LogError, match="the sum of its bytes is missing or wrong"):
+            read_log(path)
+        seal(path)
+        with pytest.raises(LogError, match=fault):
+            read_log(path)
+
+
+def test_a_table_in_parquet_is_no_step_log(tmp_path: Path) -> None:
+    path = tmp_path / "table.parquet"
+    pl.DataFrame({"tokens": [1, 2]}).write_parquet(path)
+    with pytest.raises(LogError, match="a table of your own is read by read_table"):
         read_log(path)
 
 
