@@ -87,7 +87,7 @@ class Reader(NamedTuple):
     read: Callable[[bytes, Path], object]
     valid: Sequence[bytes]
     refusals: tuple[type[Exception], ...]
-    share: int = 4
+    share: float = 4.0
 
 
 def text_of(content: bytes) -> str:
@@ -234,7 +234,8 @@ def readers() -> dict[str, Reader]:
         "step log, compressed": Reader(read_steps, [zstandard.compress(LINES), _framed(LINES)], (ValueError,)),
         "step log, Parquet": Reader(read_steps, [parquet_log()], (ValueError,)),
         "table": Reader(read_measured, [TABLE], (ValueError,)),
-        "table, Parquet": Reader(read_measured, [parquet_table()], (ValueError,)),
+        # Each starts a process.
+        "table, Parquet": Reader(read_measured, [parquet_table()], (ValueError,), 0.1),
         "akjax show": Reader(show, fits, (), 2),
         "akjax --columns": Reader(
             map_columns, [b"ms=ms,tokens=tokens", b"ms=ms,requests=requests,drafts=tokens"], (), 2
@@ -425,7 +426,7 @@ def fuzz(inputs: int, seed: int) -> dict[str, Any]:
         # A pool of multiprocessing waits for ever for a process that died.
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
             try:
-                report[name] = pool.submit(fuzz_one, name, inputs * reader.share // shares, seed + number).result()
+                report[name] = pool.submit(fuzz_one, name, max(round(inputs * reader.share / shares), 1), seed + number).result()
             except BrokenProcessPool:
                 report[name] = {"inputs": 0, "taken": 0, "fault": "the process died", "slowest_seconds": 0.0}
     return report
