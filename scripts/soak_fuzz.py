@@ -426,7 +426,8 @@ def fuzz(inputs: int, seed: int) -> dict[str, Any]:
         # A pool of multiprocessing waits for ever for a process that died.
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
             try:
-                report[name] = pool.submit(fuzz_one, name, max(round(inputs * reader.share / shares), 1), seed + number).result()
+                of_reader = max(round(inputs * reader.share / shares), 1)
+                report[name] = pool.submit(fuzz_one, name, of_reader, seed + number).result()
             except BrokenProcessPool:
                 report[name] = {"inputs": 0, "taken": 0, "fault": "the process died", "slowest_seconds": 0.0}
     return report

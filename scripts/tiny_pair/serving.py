@@ -119,7 +119,7 @@ class Engine:
             watch: called after each step with the seconds since the start and the k it planned.
 
         Raises:
-            RuntimeError: the scheduler stopped choosing, by a fault of its own.
+            RuntimeError: akjax had a fault of its own.
         """
         self._control.write_text(command + "\n")
         engine = self._llm.llm_engine
@@ -145,8 +145,8 @@ class Engine:
                 if output.finished:
                     del lengths[output.request_id]
             now = time.perf_counter()
-            if self.scheduler.plan is None:
-                raise RuntimeError("the scheduler stopped choosing k, by a fault of its own")
+            if self.scheduler.plan is None or self.scheduler.faults.count:
+                raise RuntimeError("akjax had a fault of its own")
             k = self.scheduler.plan.draft_length
             if uncounted:
                 uncounted -= 1

@@ -118,5 +118,5 @@ def test_damage_that_polars_does_not_survive_is_refused(tmp_path: Path, at: int,
     frame.write_parquet(path, compression="uncompressed")
     content = path.read_bytes()
     path.write_bytes(content[:at] + bytes([content[at] ^ 1 << bit]) + content[at + 1 :])
-    with pytest.raises(ValueError, match="cannot be read as a table in Parquet, it may be damaged: .+"):
+    with pytest.raises(ValueError, match=r"cannot be read as a table in Parquet, it may be damaged: .+"):
         read_table(path)
