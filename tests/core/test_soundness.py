@@ -203,6 +203,22 @@ def test_a_requests_own_rates_are_judged_once_they_are_read(of_reference: Compil
     assert serve(controller, 5) == first
 
 
+def test_after_a_restart_nothing_of_a_request_that_was_not_sound_is_left(of_reference: CompiledController) -> None:
+    controller = of_reference
+    controller.restart()
+    columns = DraftOutcomes(IDS, [K] * MOST, [1] * MOST, [0] * MOST)
+    controller.observe(step=StepMeasures((K + 1) * MOST, MOST, K), ms=30.0, teaches=True, outcomes=columns)
+    controller.request_state(IDS[-1])[0, 0] = np.nan
+    with pytest.raises(UnsoundStateError):
+        controller.decide(IDS, [0] * MOST)
+    controller.restart()
+    # As many rows are computed, of which these requests fill two.
+    controller.observe(
+        step=StepMeasures(6, 2, 2), ms=30.0, teaches=True, outcomes=DraftOutcomes(IDS[:2], [2, 2], [1, 1], [0, 0])
+    )
+    controller.decide(IDS[:2], [0, 0])
+
+
 def test_numbers_of_a_mode_that_was_never_used_mean_nothing(of_reference: CompiledController) -> None:
     controller = of_reference
     controller.restart()

@@ -1,4 +1,4 @@
-"""The scheduler in vLLM's own loop: what it plans is what runs, serving is untouched, and faults stay its own."""
+"""The scheduler in vLLM's own loop: what it plans is what runs, and serving is untouched."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -326,8 +326,10 @@ def test_after_any_fault_vllm_serves_on_and_adaptation_comes_back_until_it_is_to
     full = [turn for turn in served.run(20) if turn.scheduled and len(turn.scheduled.num_scheduled_tokens) == REQUESTS]
     drafts = {len(of_one) for turn in full for of_one in turn.scheduled.scheduled_spec_decode_tokens.values()}  # pyright: ignore[reportOptionalMemberAccess]
     assert drafts == {STATIC_K}
-    engine.drain()
+    served.turns += engine.drain()
     engine.check()
+    asked = {turn.scheduled.num_spec_tokens_to_schedule for turn in served.turns if turn.scheduled is not None}
+    assert asked <= {*range(DRAFT_LIMIT + 1)}
     assert not scheduler._in_flight
     assert engine.outputs == outputs_of_base(engine, asynchronous)
     scheduler.shutdown()
@@ -359,20 +361,29 @@ def test_steps_that_were_in_flight_teach_nothing_and_the_next_ones_what_is_so(
             times.append((ms, 20.0 + 0.8 * (step.tokens + step.prefill)))
         observe(self, step=step, ms=ms, teaches=teaches, outcomes=outcomes)
 
+    in_flight: list[ScheduledStep] = []
+    begin_anew = AdaptiveKScheduler._begin_anew
+
+    def marked(self: AdaptiveKScheduler, *args: Any) -> None:
+        in_flight.extend(step for _, step in self._in_flight)
+        taught.clear()
+        begin_anew(self, *args)
+
     monkeypatch.setattr(Pilot, "output", noted)
     monkeypatch.setattr(CompiledController, "observe", timed)
+    monkeypatch.setattr(AdaptiveKScheduler, "_begin_anew", marked)
     engine = build(asynchronous, with_everything(tmp_path, policy=policy), {"tokenizer": TINY_TARGET})
     served, scheduler, switch = Served(engine), scheduler_of(engine), Switch()
     fault.install(engine, monkeypatch, switch)
     served.run(30)
     for count in range(1, 4):
-        before = [step for _, step in scheduler._in_flight]
         switch.times = 1
         served.until(count, fault.use)
-        taught.clear()
         served.run(20)
+        assert scheduler.faults.count == count
         assert len(taught) > 15
-        assert not any(step is other for step in taught for other in before)
+        assert not any(step is other for step in taught for other in in_flight)
+    assert in_flight or not asynchronous
     engine.drain()
     engine.check()
     assert len(times) > 60
@@ -395,8 +406,22 @@ def test_the_step_after_a_fault_is_as_vllm_schedules_it(build: Build, monkeypatc
     assert failed.scheduled.num_spec_tokens_to_schedule == STATIC_K
     (following,) = served.run(1)
     assert following.scheduled is not None
+    assert scheduler.plan is not None
     drafts = following.scheduled.scheduled_spec_decode_tokens.values()
     assert [len(of_one) for of_one in drafts] == [STATIC_K] * REQUESTS
+
+
+def test_drafts_are_not_cut_by_the_plan_of_what_has_failed(
+    build: Build, asynchronous: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = build(asynchronous, {"code_mode": 0})
+    served, scheduler, switch = Served(engine), scheduler_of(engine), Switch()
+    FAULTS["observe"].install(engine, monkeypatch, switch)
+    served.run(20)
+    switch.times = 1
+    served.run(1)
+    assert scheduler.faults.count == 1
+    assert scheduler.plan is None
 
 
 @pytest.mark.parametrize("part", ["mode reading", "decide", "observe", "hook"])
