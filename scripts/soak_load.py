@@ -3,6 +3,7 @@
 import math
 import tempfile
 import time
+import traceback
 from contextlib import ExitStack
 from pathlib import Path
 from random import Random
@@ -75,8 +76,9 @@ class Load:
                 busy.resume(session, rng.randint(1, 40), 1 + round(rng.expovariate(0.05)))
         if living and rng.random() < 0.03:
             busy.leave(rng.choice(living), late=rng.random() < 0.5)
-        if living and rng.random() < 0.005:
-            busy.fail_load(rng.choice(living))
+        # Not all of them need be there any more.
+        if busy.living and rng.random() < 0.005:
+            busy.fail_load(rng.choice(busy.living))
         if rng.random() < 0.002:
             busy.reset_cache()
         if self._paused:
@@ -126,6 +128,7 @@ def serve(name: str, steps: int, seed: int) -> dict[str, Any]:
             report |= logged(busy)
         except Exception as error:
             report["fault"] = f"{type(error).__name__}: {error} after {busy.counts['steps']} steps"
+            say("".join(traceback.format_exception(error)))
         report |= {**busy.counts, "observations": busy.invariants.observations, "megabytes": megabytes}
     # The first tenth fills what then stays: tables, caches, the allocator's arenas.
     tenths = np.arange(len(megabytes))[1:]
