@@ -155,13 +155,7 @@ class CompiledController:
                 pool.map(lambda size: _CompiledStep(controller, self._state_layout, row_layout, size, on_cpu), sizes)
             )
         self._rows = np.zeros((2 * max_requests, row_layout.size))
-        self._slots: dict[str, int] = {}
-        self._free = list(range(len(self._rows)))
-        self._leaving: list[int] = []
-        self._pending = _NOTHING
-        # From step to step the requests are mostly the same: what was made of them for the last step is kept.
-        self._decoding, self._observed = _NOBODY, _NOBODY
-        self._loaded: _CompiledStep | None = None
+        self.restart()
         try:
             self._run(_NOTHING, [], b"")
         except UnsoundStateError as fault:
@@ -257,12 +251,13 @@ class CompiledController:
         self._rows[:] = 0.0
         for step in self._steps:
             step.clear()
-        self._slots.clear()
+        self._slots: dict[str, int] = {}
         self._free = list(range(len(self._rows)))
-        self._leaving.clear()
+        self._leaving: list[int] = []
         self._pending = _NOTHING
+        # From step to step the requests are mostly the same: what was made of them for the last step is kept.
         self._decoding, self._observed = _NOBODY, _NOBODY
-        self._loaded = None
+        self._loaded: _CompiledStep | None = None
 
     def request_state(self, request_id: str) -> Any:
         """The acceptance model's state of a request, with a leading axis for the modes, after every output so far.

@@ -169,7 +169,11 @@ def _check(fit: FitFile) -> None:
     if not np.all(np.isfinite(covariance)) or not np.all(np.isfinite(numbers)):
         raise ValueError("every value and covariance must be finite")
     scale = np.sqrt(np.maximum(np.diag(covariance), 1e-300))
-    if np.any(np.diag(covariance) < 0) or np.min(np.linalg.eigvalsh(covariance / np.outer(scale, scale))) < -1e-6:
+    with np.errstate(over="ignore"):
+        correlation = covariance / np.outer(scale, scale)
+    # The eigenvalues of what is not finite are NaN, and NaN is not negative.
+    possible = np.all(np.diag(covariance) >= 0) and np.all(np.isfinite(correlation))
+    if not possible or np.min(np.linalg.eigvalsh(correlation)) < -1e-6:
         raise ValueError("the covariance is none: a variance of some combination of parameters is negative")
     if len({parameter.name for parameter in fit.parameters}) != size:
         raise ValueError("every parameter must have a name of its own")

@@ -90,7 +90,7 @@ def _table(path: Path) -> pl.DataFrame:
             _try_apart(path)
             return pl.read_parquet(path)
         return pl.read_csv(path, infer_schema=False, separator="\t" if path.suffix == ".tsv" else ",")
-    except pl.exceptions.PolarsError as error:
+    except (pl.exceptions.PolarsError, OSError) as error:  # the latter where it seems compressed and is not whole
         raise ValueError(f"{path} cannot be read as a table, CSV or Parquet: {error}") from None
 
 

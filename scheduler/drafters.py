@@ -18,7 +18,7 @@ def check_drafter(vllm_config: VllmConfig, levels: Sequence[int], draft_limit: i
     """Makes sure that the draft lengths may be chosen.
 
     Args:
-        vllm_config: of the engine, with speculative decoding.
+        vllm_config: of the engine.
         levels: the draft lengths that there are.
         draft_limit: K.
         per_request: whether requests get lengths of their own.
@@ -27,13 +27,15 @@ def check_drafter(vllm_config: VllmConfig, levels: Sequence[int], draft_limit: i
         ValueError: vLLM itself trims drafts as it goes, or its drafter can make no other number than K.
     """
     speculation = vllm_config.speculative_config
+    if speculation is None:
+        return
     # A setting of vLLM 0.32 that older ones do not have.
     if vars(speculation).get("enable_adaptive_verification", False):
         raise ValueError(
             "enable_adaptive_verification has vLLM choose how many drafts it verifies, and AdaptiveKScheduler does so"
             " too; leave one out"
         )
-    if speculation is None or not is_rigid(vllm_config):
+    if not is_rigid(vllm_config):
         return
     unable = f"vLLM's {speculation.method} drafter makes {draft_limit} drafts and no other number, but"
     if tuple(levels) != (draft_limit,):

@@ -479,9 +479,11 @@ def summary(report: dict[str, Any]) -> dict[str, Any]:
         found["start_seconds"] = report["startup"]["default"]["seconds"]
         found["start_megabytes"] = report["startup"]["default"]["megabytes"]
     rows = [row for kind in report.get("decision", {}).values() for row in kind.values()]
-    found["different_choices"] = sum(row["different_choices"] for row in rows)
+    if rows:
+        found["different_choices"] = sum(row["different_choices"] for row in rows)
     rows += [*report.get("scheduler", {}).values()]
-    found["compilations"] = sum(row["compilations"] for row in rows)
+    if rows:
+        found["compilations"] = sum(row["compilations"] for row in rows)
     return found
 
 
@@ -522,10 +524,10 @@ def tables(report: dict[str, Any], found: dict[str, Any]) -> Iterator[str]:
             yield f"{name:<27}{row['seconds']:>8.1f}{row['megabytes']:>8.0f}"
         yield f"aims: {AIMS['start_seconds']:g} s, {AIMS['start_megabytes']:g} MB"
         yield ""
-    yield (
-        f"compilations while serving: {found['compilations']} (aim 0); choices of the reference other than the"
-        f" oracle's: {found['different_choices']}"
-    )
+    if "compilations" in found:
+        yield f"compilations while serving: {found['compilations']} (aim 0)"
+    if "different_choices" in found:
+        yield f"choices of the reference other than the oracle's: {found['different_choices']}"
 
 
 def main() -> None:

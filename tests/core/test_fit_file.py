@@ -125,6 +125,7 @@ def test_a_learner_is_never_less_sure_than_its_prior() -> None:
         ({"version": 2}, "version 2"),
         ({"covariance": [[1.0]]}, "4 by 4"),
         ({"covariance": np.diag([1.0, 1.0, 1.0, -1.0]).tolist()}, "negative"),
+        ({"covariance": (np.diag([1e-310] * 4) + 1e308 * (1 - np.eye(4))).tolist()}, "negative"),
         ({"covariance": [[np.nan] * 4] * 4}, "finite"),
         ({"form": "best"}, "serving, reference"),
     ],

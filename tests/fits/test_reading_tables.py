@@ -103,7 +103,7 @@ def test_columns_that_do_not_fit_are_told_with_those_there_are(
         read_table(csv(tmp_path, "n,took,b\n1,2,3\n"), columns)
 
 
-@pytest.mark.parametrize("content", [b"", b"PAR1 and no more", b"tokens,ms\n1,2,3,4\n"])
+@pytest.mark.parametrize("content", [b"", b"PAR1 and no more", b"(\xb5/\xfd", b"tokens,ms\n1,2,3,4\n"])
 def test_what_is_no_table_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "table.csv"
     path.write_bytes(content)

@@ -96,3 +96,10 @@ def test_two_that_choose_are_refused() -> None:
     config.speculative_config.enable_adaptive_verification = True
     with pytest.raises(ValueError, match=r"enable_adaptive_verification has vLLM choose .* leave one out"):
         FakeEngine(AdaptiveKScheduler, config)
+
+
+def test_an_engine_that_does_not_speculate_has_no_drafter_to_refuse() -> None:
+    config = make_config(num_speculative_tokens=K)
+    config.speculative_config = None
+    assert not is_rigid(config)
+    check_drafter(config, (K,), K, per_request=True)

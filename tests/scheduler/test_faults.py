@@ -411,7 +411,7 @@ def test_the_step_after_a_fault_is_as_vllm_schedules_it(build: Build, monkeypatc
     assert [len(of_one) for of_one in drafts] == [STATIC_K] * REQUESTS
 
 
-def test_drafts_are_not_cut_by_the_plan_of_what_has_failed(
+def test_there_is_no_plan_from_a_fault_up_to_the_next_step(
     build: Build, asynchronous: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = build(asynchronous, {"code_mode": 0})
@@ -422,6 +422,8 @@ def test_drafts_are_not_cut_by_the_plan_of_what_has_failed(
     served.run(1)
     assert scheduler.faults.count == 1
     assert scheduler.plan is None
+    served.run(1)
+    assert scheduler.plan is not None
 
 
 @pytest.mark.parametrize("part", ["mode reading", "decide", "observe", "hook"])

@@ -747,7 +747,7 @@ def test_without_the_setting_there_is_no_log() -> None:
     config = make_config(num_speculative_tokens=2, max_num_seqs=1, additional_config={"adaptive_k": DEFAULT})
     scheduler = FakeEngine(AdaptiveKScheduler, config).scheduler
     assert isinstance(scheduler, AdaptiveKScheduler)
-    assert scheduler.pilot is not None
+    assert scheduler.faults.count == 0
     assert scheduler.pilot._step_log is None
 
 

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 
+from adaptive_engine import pilot_of
 from akjax.compiled_controller import CompiledController, DraftOutcomes, StepMeasures
 from akjax.scheduler import AdaptiveKScheduler
 from harness import Clock, FakeEngine, Turn, hashed_token, make_config
@@ -64,19 +65,11 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
     return serve
 
 
-def controller_of(engine: FakeEngine) -> CompiledController:
-    assert isinstance(engine.scheduler, AdaptiveKScheduler)
-    assert engine.scheduler.pilot is not None
-    return engine.scheduler.pilot.controller
-
-
 def ended(engine: FakeEngine) -> None:
     """Everything was served as it should."""
     engine.drain()
     engine.check()
-    assert isinstance(engine.scheduler, AdaptiveKScheduler)
-    assert engine.scheduler.pilot is not None
-    assert engine.scheduler.pilot.request_ids == set()
+    assert pilot_of(engine).request_ids == set()
 
 
 def until(engine: FakeEngine, wanted: Callable[[Turn], bool]) -> Turn:
@@ -191,9 +184,9 @@ def test_output_of_an_aborted_request_teaches_nothing(serve: Serve, asynchronous
     (turn,) = engine.run(1)
     assert turn.accepted == {kept: 4, gone: 4}
     assert told[-1].drafts == {kept: (4, 4)}
-    assert gone in controller_of(engine).request_ids
+    assert gone in pilot_of(engine).controller.request_ids
     engine.run(1)
-    assert gone not in controller_of(engine).request_ids, "kept until the next step tells that it is gone"
+    assert gone not in pilot_of(engine).controller.request_ids, "kept until the next step tells that it is gone"
     ended(engine)
 
 
@@ -236,7 +229,7 @@ def test_output_computed_from_what_failed_to_load_teaches_nothing(serve: Serve, 
 def test_an_id_that_comes_again_is_another_request(serve: Serve, asynchronous: bool) -> None:
     holds = True
     engine, _ = serve(asynchronous, accept=lambda request_id, drafts, rng: drafts if holds else 0)
-    controller = controller_of(engine)
+    controller = pilot_of(engine).controller
     engine.add(20, 100, "again")
     engine.drain()
     engine.run(2)
@@ -302,7 +295,7 @@ def test_the_first_step_of_a_sessions_next_part_verifies_nothing(serve: Serve) -
     engine, told = serve(True, {"schedule": None})
     other, session = engine.add(20, 200), engine.add(20, 11, session=True)
     until(engine, lambda turn: bool(engine.waiting_sessions()))
-    known = controller_of(engine).request_ids
+    known = pilot_of(engine).controller.request_ids
     assert session in known
     engine.resume(session, 1, 30)
     first = until(engine, lambda turn: session in turn.tokens)
