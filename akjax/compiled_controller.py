@@ -1,6 +1,6 @@
 """The controller as a serving process calls it: host memory in and out, compiled once for every size."""
 
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from operator import le
 from typing import Any, NamedTuple
@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 
 from akjax.controller import Batch, Controller, ControllerState, Observations, Outcome, RequestRows, Soundness
 from akjax.cost.model import AbstractCostModel
+from akjax.covariance import is_covariance
 from akjax.features import StepFeatures
 from akjax.learner import Covariance
 from akjax.one_kernel import compiled_for_cpu
@@ -244,6 +245,47 @@ class CompiledController:
         """The state with every output taken in, its leaves float64 views: read them, and do not keep them."""
         self._settle_pending()
         return self._state_layout.views(self._state)
+
+    def learned(self) -> dict[str, Float[np.ndarray, "..."]]:
+        """All that is learned and shared by the requests, by the name of each array, as of the last step taken in.
+
+        Float64 views: copy what is to be kept.
+        """
+        named = self._state_layout.named(self._state)
+        return {name: array for name, array in named.items() if name.partition(".")[0] in ("cost", "pools")}
+
+    def resume(self, learned: Mapping[str, Sequence[float]]) -> None:
+        """Begins anew with what a controller of the same rules and form had learned.
+
+        Args:
+            learned: the numbers of each of its arrays, flat, by the names that `learned` gives.
+
+        Raises:
+            ValueError: an array that is missing, unknown, of another size, or that learning cannot come to; the state
+                is that at construction then.
+        """
+        self.restart()
+        try:
+            self._resume(learned)
+        except (ValueError, UnsoundStateError) as fault:
+            self.restart()
+            raise ValueError(str(fault)) from None
+
+    def _resume(self, learned: Mapping[str, Sequence[float]]) -> None:
+        own = self.learned()
+        if strange := sorted(own.keys() ^ learned.keys()):
+            raise ValueError(f"only one of the kept state and this controller has {', '.join(strange)}")
+        for name, array in own.items():
+            numbers = learned[name]
+            if len(numbers) != array.size:
+                raise ValueError(f"{name} has {len(numbers)} numbers, not {array.size}")
+            array[...] = np.reshape(np.asarray(numbers, np.float64), array.shape)
+            if name.rpartition(".")[2] == "covariance":
+                # The state's own soundness, told each step, looks at its diagonal alone.
+                matrices = array.reshape(-1, *array.shape[-2:])
+                if not all(map(is_covariance, matrices)):
+                    raise ValueError(f"{name} is none: a variance of some combination of parameters is negative")
+        self._run(_NOTHING, [], b"")
 
     def restart(self) -> None:
         """Goes back to the state at construction, and forgets every request and what was observed of it."""

@@ -11,6 +11,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Float
 
 from akjax.cost import AbstractCostModel
+from akjax.covariance import is_covariance
 from akjax.forms import FORMS, Engine, form_named
 
 VERSION = 1
@@ -168,12 +169,7 @@ def _check(fit: FitFile) -> None:
     numbers = np.asarray([parameter.value for parameter in fit.parameters])
     if not np.all(np.isfinite(covariance)) or not np.all(np.isfinite(numbers)):
         raise ValueError("every value and covariance must be finite")
-    scale = np.sqrt(np.maximum(np.diag(covariance), 1e-300))
-    with np.errstate(over="ignore"):
-        correlation = covariance / np.outer(scale, scale)
-    # The eigenvalues of what is not finite are NaN, and NaN is not negative.
-    possible = np.all(np.diag(covariance) >= 0) and np.all(np.isfinite(correlation))
-    if not possible or np.min(np.linalg.eigvalsh(correlation)) < -1e-6:
+    if not is_covariance(covariance):
         raise ValueError("the covariance is none: a variance of some combination of parameters is negative")
     if len({parameter.name for parameter in fit.parameters}) != size:
         raise ValueError("every parameter must have a name of its own")

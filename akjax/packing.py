@@ -25,7 +25,9 @@ class Layout(Generic[Tree]):
 
     def __init__(self, tree: Tree) -> None:
         """The layout of `tree`, whose leaves are arrays or anything with a shape and a dtype."""
-        leaves, self._treedef = jax.tree.flatten(tree)
+        places, self._treedef = jax.tree.flatten_with_path(tree)
+        leaves = [leaf for _, leaf in places]
+        self._names = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in places]
         self._shapes = [leaf.shape for leaf in leaves]
         self._dtypes = [leaf.dtype for leaf in leaves]
         ends = np.cumsum([0] + [math.prod(shape) for shape in self._shapes]).tolist()
@@ -37,6 +39,10 @@ class Layout(Generic[Tree]):
         return self._rebuild(
             [flat[where].reshape(shape) for where, shape in zip(self._slices, self._shapes, strict=True)]
         )
+
+    def named(self, flat: Float[np.ndarray, " size"]) -> dict[str, Float[np.ndarray, "..."]]:
+        """The views by name, such as `cost.belief.covariance`: where each stands in the tree."""
+        return dict(zip(self._names, jax.tree.leaves(self.views(flat)), strict=True))
 
     def slices(self) -> Any:
         """The tree with the place of each array in the vector instead of it."""

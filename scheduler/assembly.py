@@ -1,14 +1,9 @@
 """Puts the parts together as a vLLM configuration and the operator's settings say."""
 
-import platform
 from collections.abc import Callable, Sequence
-from importlib import metadata
-from time import time
-from uuid import uuid4
+from functools import partial
 
-import vllm
 from vllm.config import VllmConfig
-from vllm.platforms import current_platform
 from vllm.tokenizers import cached_tokenizer_from_config
 
 from akjax.acceptance import RunningRates
@@ -18,7 +13,6 @@ from akjax.controllers import default_controller, reference_controller
 from akjax.cost import UNEVEN, AbstractCostModel
 from akjax.fit_file import CostStart, FitFile, start_of
 from akjax.forms import Engine, form_named
-from akjax.step_log import LogHeader
 
 from .control_file import ControlFile, PolicyName
 from .cuda_graphs import captured_sizes
@@ -28,8 +22,10 @@ from .levels import levels_of_schedule, out_of_reach
 from .modes import ModeTracker, Vocabulary
 from .pilot import Pilot
 from .reports import Reports, describe_cost
+from .served_engine import header_of, identity_of
 from .served_model import Routing, routing_of
 from .settings import PREFIX, Settings, SettingsError, load_settings
+from .state_keeper import StateKeeper
 from .step_log import LogFiles, LogWriter, StepLog
 from .vocabulary import vocabulary_of
 
@@ -89,6 +85,18 @@ def assemble(vllm_config: VllmConfig, lookup: Sequence[int] | None, log: Callabl
         for policy in rules
     }
     chosen_from = rules[settings.policy].policy.levels
+    header = header_of(vllm_config, settings.policy, chosen_from, routing, sizes)
+    state = None
+    if settings.state is not None:
+        state = StateKeeper(
+            settings.state,
+            identity_of(vllm_config, header),
+            partial(form_name, settings),
+            controllers,
+            header.versions,
+            log,
+        )
+        state.resume()
     in_charge = controllers[settings.policy]
     log(f"chooses k from {', '.join(map(str, chosen_from))} (K={draft_limit}); {describe_cost(in_charge)}")
     if unreachable := out_of_reach(levels, schedule):
@@ -99,59 +107,9 @@ def assemble(vllm_config: VllmConfig, lookup: Sequence[int] | None, log: Callabl
     modes = None if vocabulary is None else ModeTracker(vocabulary)
     step_log = None
     if settings.step_log is not None:
-        header = header_of(vllm_config, settings.policy, chosen_from, routing, sizes)
         step_log = StepLog(LogWriter(LogFiles(settings.step_log, header, round(settings.step_log_mb * 1e6)), log))
     control = ControlFile(settings.control, draft_limit, draft_limit if is_rigid(vllm_config) else min(levels[0], 1))
-    return Pilot(controllers, control, modes, Reports(log), step_log)
-
-
-def header_of(
-    vllm_config: VllmConfig,
-    policy: PolicyName,
-    levels: tuple[int, ...],
-    routing: Routing | None,
-    sizes: tuple[int, ...],
-) -> LogHeader:
-    """What a step log says of the engine that wrote it.
-
-    Args:
-        vllm_config: of the engine.
-        policy: in charge unless the control file names another.
-        levels: the draft lengths that it may choose.
-        routing: of the served model, None if it is dense.
-        sizes: the numbers of tokens that steps are padded to; none if they are not.
-    """
-    speculation, parallel = vllm_config.speculative_config, vllm_config.parallel_config
-    return LogHeader(
-        time=time(),
-        run=uuid4().hex,
-        model=vllm_config.model_config.model,
-        method="" if speculation is None else speculation.method or "",
-        draft_limit=0 if speculation is None else speculation.num_speculative_tokens,
-        levels=list(levels),
-        experts=None if routing is None else routing.experts,
-        top_k=None if routing is None else routing.top_k,
-        captured_sizes=list(sizes),
-        tensor_parallel=parallel.tensor_parallel_size,
-        pipeline_parallel=parallel.pipeline_parallel_size,
-        expert_parallel=parallel.enable_expert_parallel,
-        max_requests=vllm_config.scheduler_config.max_num_seqs,
-        device=_device_name(),
-        policy=policy,
-        versions={
-            "akjax": metadata.version("akjax"),
-            "vllm": vllm.__version__,
-            "jax": metadata.version("jax"),
-            "python": platform.python_version(),
-        },
-    )
-
-
-def _device_name() -> str:
-    try:
-        return current_platform.get_device_name()
-    except Exception:  # not every platform has names, and a driver may have its own ideas
-        return current_platform.device_type
+    return Pilot(controllers, control, modes, Reports(log), step_log, state)
 
 
 def controller_of(policy: PolicyName, settings: Settings, draft_limit: int, levels: tuple[int, ...]) -> Controller:
@@ -213,11 +171,20 @@ def cost_start(
     base, per_expert, per_token = settings.model
     if policy == "default" and base == 0:
         raise SettingsError(f"{PREFIX}MODEL={settings.model}: the first number, ms of any step, must be above 0")
-    name = settings.form or ("serving" if policy == "default" else "reference")
+    name = form_name(settings, policy)
     model = form_named(name)(engine._replace(base=base, per_expert=per_expert, per_token=per_token))
     if not isinstance(model, AbstractCostModel):
         raise SettingsError(f"{PREFIX}FORM={name}: it made a {type(model).__name__}, which is no cost model")
     return CostStart(model)
+
+
+def form_name(settings: Settings, policy: PolicyName) -> str:
+    """The form of a policy's cost model."""
+    if not settings.online:
+        return "COST_MS"
+    if isinstance(settings.model, FitFile):
+        return settings.model.form
+    return settings.form or ("serving" if policy == "default" else "reference")
 
 
 def routing_of_model(settings: Settings, routing: Routing | None) -> Routing | None:

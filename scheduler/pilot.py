@@ -9,6 +9,7 @@ from akjax.controller import USUAL
 from .control_file import ControlFile, PolicyName
 from .modes import ModeTracker
 from .reports import Reports
+from .state_keeper import StateKeeper
 from .step_clock import StepClock
 from .step_log import StepLog
 
@@ -98,9 +99,10 @@ class Pilot:
         modes: ModeTracker | None,
         reports: Reports,
         step_log: StepLog | None = None,
+        state: StateKeeper | None = None,
     ) -> None:
         """The first of `controllers` is in charge until the control file names another; `modes` is None if code mode
-        is off, `step_log` if steps are not logged.
+        is off, `step_log` if steps are not logged, `state` if what is learned is not kept.
         """
         self.modes = modes
         self.forced = False
@@ -110,6 +112,7 @@ class Pilot:
         self._control = control
         self._reports = reports
         self._step_log = step_log
+        self._state = state
         self._clock = StepClock()
 
     @property
@@ -162,6 +165,8 @@ class Pilot:
         lengths = controller.decide(decoding, self._modes_of(decoding), context)
         if self._step_log is not None:
             self._step_log.settle()
+        if self._state is not None:
+            self._state.step(now)
         self.forced = forced is not None
         if forced is not None:
             plan = DraftPlan(forced, {})
@@ -240,13 +245,15 @@ class Pilot:
             self.modes.read(texts)
 
     def close(self) -> None:
-        """Takes in the last output, and ends the step log."""
-        if self._step_log is None:
-            return
+        """Takes in the last output, saves what was learned, and ends the step log."""
         try:
-            self.controller.settle()
+            if self._state is not None or self._step_log is not None:
+                self.controller.settle()
+            if self._state is not None:
+                self._state.close()
         finally:
-            self._step_log.close()
+            if self._step_log is not None:
+                self._step_log.close()
 
     def _take_charge(self, policy: PolicyName) -> None:
         if policy != self._active and policy in self._controllers:

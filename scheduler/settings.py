@@ -135,6 +135,9 @@ class Settings(BaseSettings):
     step_log_mb: float = Field(
         256.0, gt=0, le=1e6, description="MB of the step log after which another file begins, above 0"
     )
+    state: Annotated[Path | None, BeforeValidator(_parse_path)] = Field(
+        None, description="path of the file that keeps what was learned"
+    )
     experts: int | None = Field(
         None, ge=1, le=_MOST_EXPERTS, description="routed experts of a layer, if not the model's"
     )

@@ -38,6 +38,7 @@ from akjax.forms import FORMS, Engine, form_named
 from akjax.presets import preset, preset_names
 from akjax.scheduler.control_file import ControlFile
 from akjax.scheduler.settings import PREFIX, SECTION, Settings, SettingsError, load_settings
+from akjax.state_file import KeptPolicy, KeptState, decoded_state, encoded_state
 from akjax.step_log import LogHeader, StepRecord
 from measuring import SECONDS_BETWEEN_LINES, peak_megabytes, resident_megabytes, say
 
@@ -70,6 +71,12 @@ STEPS = [
     )
     for number in range(8)
 ]
+STATE = KeptState(
+    engine={"model": "m", "levels": [0, 2, 4], "top_k": None},
+    policies={
+        "default": KeptPolicy(form="serving", start="0" * 64, numbers={"cost.taught": [3.0], "pools.mean": [0.5]})
+    },
+)
 LINES = b"".join(msgspec.json.encode(record) + b"\n" for record in (HEADER, *STEPS))
 TABLE = b"ms,tokens,requests,context\n" + b"".join(b"%d.5,%d,1,%d\n" % (20 + n, 1 + n, 100 * n) for n in range(8))
 
@@ -157,6 +164,11 @@ def read_steps(content: bytes, folder: Path) -> None:
     assert read_log(folder / "steps.parquet").steps.equals(log.steps)
 
 
+def read_state(content: bytes, folder: Path) -> None:
+    """A state file."""
+    decoded_state(content)
+
+
 def read_measured(content: bytes, folder: Path) -> None:
     """A table of measurements."""
     path = folder / "table.csv"
@@ -230,6 +242,7 @@ def readers() -> dict[str, Reader]:
         "MODEL, a file": Reader(read_fit_setting, fits, (SettingsError,), 3),
         "FORM": Reader(read_form, forms, (ValueError,), 3),
         "fit": Reader(read_fit, fits, (ValueError,), 8),
+        "STATE": Reader(read_state, [encoded_state(STATE)], (ValueError,), 8),
         "step log": Reader(read_steps, [LINES], (ValueError,), 8),
         "step log, compressed": Reader(read_steps, [zstandard.compress(LINES), _framed(LINES)], (ValueError,)),
         "step log, Parquet": Reader(read_steps, [parquet_log()], (ValueError,)),

@@ -29,6 +29,7 @@ NAMES = (
     "CONTROL",
     "STEP_LOG",
     "STEP_LOG_MB",
+    "STATE",
     "EXPERTS",
     "TOP_K",
 )
@@ -122,6 +123,7 @@ def test_defaults() -> None:
         "control": None,
         "step_log": None,
         "step_log_mb": 256.0,
+        "state": None,
         "experts": None,
         "top_k": None,
     }

@@ -18,8 +18,8 @@ from adaptive_engine import DRAFT_LIMIT, pilot_of, scheduler_of, step_ms
 from akjax import DraftOutcomes, StepMeasures
 from akjax.fits.reading import read_log
 from akjax.scheduler import AdaptiveKScheduler
-from akjax.scheduler.assembly import header_of
 from akjax.scheduler.pilot import Pilot
+from akjax.scheduler.served_engine import header_of
 from akjax.scheduler.served_model import Routing
 from akjax.scheduler.step_log import LogFiles, LogWriter, SeenStep
 from akjax.step_log import VERSION, LogHeader, StepRecord
