@@ -86,11 +86,12 @@ def test_after_a_fault_it_begins_from_its_own_start(of_default: CompiledControll
     ],
 )
 def test_what_no_such_controller_can_have_learned_is_refused(
-    change: dict[str, list[float] | None], reason: str
+    of_default: CompiledController, change: dict[str, list[float] | None], reason: str
 ) -> None:
-    controller = default()
+    controller = of_default
+    controller.restart()
     start = numbers(controller)
-    serve(controller, 5, seed=0)
+    decided = serve(controller, 5, seed=0)
     kept: dict[str, list[float]] = {
         name: value for name, value in (numbers(controller) | change).items() if value is not None
     }

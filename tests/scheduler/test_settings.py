@@ -157,6 +157,8 @@ def test_defaults() -> None:
         ("STEP_LOG", "/var/log/steps.jsonl", Path("/var/log/steps.jsonl")),
         ("STEP_LOG", "/var/log/steps.jsonl.zst", Path("/var/log/steps.jsonl.zst")),
         ("STEP_LOG", "", None),
+        ("STATE", "/var/lib/state.json", Path("/var/lib/state.json")),
+        ("STATE", "", None),
         ("STEP_LOG_MB", "0.5", 0.5),
     ],
 )
