@@ -156,6 +156,8 @@ class CompiledController:
                 pool.map(lambda size: _CompiledStep(controller, self._state_layout, row_layout, size, on_cpu), sizes)
             )
         self._rows = np.zeros((2 * max_requests, row_layout.size))
+        self._apart_flag = row_layout.slices().apart.start
+        self._apart: set[str] = set()
         self.restart()
         try:
             self._run(_NOTHING, [], b"")
@@ -231,8 +233,17 @@ class CompiledController:
             self._settle_pending()
         return self._run(self._pending, slots, packed_modes, context)
 
+    def set_apart(self, request_id: str) -> None:
+        """What the request's drafts tell is of itself alone, from now until it is forgotten; a restart keeps that."""
+        self._apart.add(request_id)
+        slot = self._slots.get(request_id)
+        if slot is not None:
+            self._unload()
+            self._rows[slot, self._apart_flag] = 1.0
+
     def forget(self, request_id: str) -> None:
         """Drops the request's state, after the observation that is still to be taken in."""
+        self._apart.discard(request_id)
         slot = self._slots.pop(request_id, None)
         if slot is None:
             return
@@ -326,6 +337,7 @@ class CompiledController:
                 self._free = list(range(len(self._rows), 2 * len(self._rows)))
                 self._rows = np.concatenate([self._rows, grown])
             slot = self._slots[request_id] = self._free.pop()
+            self._rows[slot, self._apart_flag] = request_id in self._apart
         return slot
 
     def _release_leaving(self) -> None:

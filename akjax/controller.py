@@ -42,10 +42,12 @@ class RequestRows(eqx.Module):
     Attributes:
         states: the acceptance model's state of each row and mode.
         made: whether that state has been made yet; if not, the numbers in `states` mean nothing.
+        apart: whether what the request's drafts tell is not of others too.
     """
 
     states: PyTree[Float[Array, "..."]]
     made: Bool[Array, "*rows modes"]
+    apart: Bool[Array, "*rows"]
 
 
 class Observations(eqx.Module):
@@ -161,6 +163,7 @@ class Controller(eqx.Module):
         return RequestRows(
             states=jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (rows, *leaf.shape)), request),
             made=jnp.zeros((rows, self.modes), bool),
+            apart=jnp.zeros(rows, bool),
         )
 
     def step(
@@ -203,11 +206,12 @@ class Controller(eqx.Module):
             accepted=jnp.broadcast_to(seen.accepted[:, None], counts.shape),
             counts=counts,
             fresh=~requests.made,
+            apart=jnp.broadcast_to(requests.apart[:, None], counts.shape),
         )
         pools, states = jax.vmap(self.acceptance.observe_step, in_axes=(0, 1, 1, None), out_axes=(0, 1))(
             state.pools, requests.states, verified, step
         )
-        observed = RequestRows(states=states, made=requests.made | counts)
+        observed = RequestRows(states=states, made=requests.made | counts, apart=requests.apart)
         state = eqx.tree_at(lambda s: s.pools, state, pools)
         return state, _put(rows, seen.row, observed)
 
@@ -230,7 +234,9 @@ class Controller(eqx.Module):
         of_each = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (len(used), *leaf.shape)), fresh)
         is_used = used[:, None] == jnp.arange(self.modes, dtype=jnp.int32)[None, :]
         return RequestRows(
-            states=_where(is_used & ~requests.made, of_each, requests.states), made=requests.made | is_used
+            states=_where(is_used & ~requests.made, of_each, requests.states),
+            made=requests.made | is_used,
+            apart=requests.apart,
         )
 
     def _modes_used(self, mode: Int[Array, " n"], decoding: Bool[Array, " n"]) -> Int[Array, " n"]:

@@ -187,7 +187,9 @@ def _foretell(model: AbstractAcceptanceModel, data: Any, requests: int, limit: i
         was_accepted = position < accepted[:, None]
         tested = (position < drafted[:, None]) & (position <= accepted[:, None]) & real[:, None]
         losses = -jnp.where(tested, jnp.where(was_accepted, jnp.log(chance), jnp.log1p(-chance)), 0.0)
-        verified = Verified(drafted=jnp.maximum(drafted, 1), accepted=accepted, counts=real, fresh=fresh)
+        verified = Verified(
+            drafted=jnp.maximum(drafted, 1), accepted=accepted, counts=real, fresh=fresh, apart=jnp.zeros_like(real)
+        )
         pool, known = model.observe_step(pool, known, verified, step)
         table = jax.tree.map(lambda leaf, new: leaf.at[request].set(new), table, known)
         return (pool, table), (jnp.sum(losses), jnp.sum(tested), chance, was_accepted, tested)

@@ -19,6 +19,7 @@ from .assembly import assemble
 from .faults import Faults
 from .pilot import DraftPlan, Pilot, ScheduledStep, VerifiedDrafts
 from .reports import describe_cost
+from .sampling import is_apart
 
 # A server's log shows the loggers below `vllm` only.
 logger = init_logger("vllm.akjax")
@@ -59,6 +60,7 @@ class AdaptiveKScheduler(AsyncScheduler):
         """Takes a request; if there was none that could run, the engine has waited for this one."""
         if not self.has_unfinished_requests():
             self._with_pilot(Pilot.idle)
+        self._with_pilot(_noticed, request)
         super().add_request(request)
 
     def set_pause_state(self, pause_state: PauseState) -> None:
@@ -215,6 +217,11 @@ class AdaptiveKScheduler(AsyncScheduler):
             pilot.restart((request_id, request.output_token_ids) for request_id, request in self.requests.items())
         except Exception as another:
             self._begin_anew(pilot, another)
+
+
+def _noticed(pilot: Pilot, request: Request) -> None:
+    if is_apart(request.sampling_params):
+        pilot.set_apart(request.request_id)
 
 
 def _log(line: str) -> None:

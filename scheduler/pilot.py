@@ -130,6 +130,11 @@ class Pilot:
             kept |= self._step_log.request_ids
         return kept
 
+    def set_apart(self, request_id: str) -> None:
+        """What the request's drafts tell is of itself alone, until it has finished."""
+        for controller in self._controllers.values():
+            controller.set_apart(request_id)
+
     def scheduled(
         self,
         requests: Sequence[str],

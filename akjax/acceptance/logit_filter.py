@@ -32,6 +32,7 @@ class PoolLogits(eqx.Module):
         untested: steps since any draft of this pool was tested.
         steps: that this pool has seen.
         jumps: abrupt changes in them.
+        alone: steps since a request that was not apart had a draft tested.
     """
 
     mean: Float[Array, "*modes K"]
@@ -40,6 +41,7 @@ class PoolLogits(eqx.Module):
     untested: Float[Array, "*modes"]
     steps: Float[Array, "*modes"]
     jumps: Float[Array, "*modes"]
+    alone: Float[Array, "*modes"]
 
 
 class RequestLead(eqx.Module):
@@ -74,7 +76,8 @@ class LogitFilter(AbstractAcceptanceModel[PoolLogits, RequestLead]):
     An observation is a Bernoulli trial at each tested position, taken in as a Gaussian one by its score and
     information at the mean (West, Harrison & Migon, J. American Statistical Association 80, 1985; Fahrmeir, J.
     American Statistical Association 87, 1992). The pool sees each request's lead as noise, and the lead the pool's.
-    All requests of a step are taken in together.
+    All requests of a step are taken in together. Those that are apart have leads as all others have, and teach the pool
+    only where nobody else has for `apart_steps`: an engine may have no other requests.
 
     Attributes:
         prior: acceptance at every position before any observation.
@@ -85,6 +88,7 @@ class LogitFilter(AbstractAcceptanceModel[PoolLogits, RequestLead]):
         jump_spread: standard deviation of an abrupt change of the pool's common logit.
         jump_steps: steps in which one such change is expected beforehand.
         lead_steps: steps after which a request has lost all but 1/e of its lead.
+        apart_steps: steps without any other request after which those apart teach the pool.
     """
 
     prior: float = eqx.field(static=True, default=0.8)
@@ -95,6 +99,7 @@ class LogitFilter(AbstractAcceptanceModel[PoolLogits, RequestLead]):
     jump_spread: float = eqx.field(static=True, default=2.0)
     jump_steps: float = eqx.field(static=True, default=1000.0)
     lead_steps: float = eqx.field(static=True, default=30.0)
+    apart_steps: float = eqx.field(static=True, default=30.0)
 
     def __check_init__(self) -> None:
         """Refuses a prior that is no probability strictly between 0 and 1."""
@@ -110,6 +115,7 @@ class LogitFilter(AbstractAcceptanceModel[PoolLogits, RequestLead]):
             untested=jnp.zeros(()),
             steps=jnp.zeros(()),
             jumps=jnp.zeros(()),
+            alone=jnp.zeros(()),
         )
 
     def init_request(self, pool: PoolLogits) -> RequestLead:
@@ -121,14 +127,17 @@ class LogitFilter(AbstractAcceptanceModel[PoolLogits, RequestLead]):
     ) -> tuple[PoolLogits, RequestLead]:
         """A step passes for the pool, and for the requests that were verified in it; then both learn."""
         length = pool.mean.shape[0]
-        passed = step.requests > 0
+        passed = jnp.where(step.requests > 0, 1.0, 0.0)
+        others = verified.counts & ~verified.apart
+        teach = jnp.where(pool.alone < self.apart_steps, others, verified.counts)
         pool = eqx.tree_at(
-            lambda p: (p.covariance, p.untested, p.steps),
+            lambda p: (p.covariance, p.untested, p.steps, p.alone),
             pool,
             (
-                jnp.where(passed, self._drifted(pool.covariance), pool.covariance),
-                jnp.where(jnp.any(verified.counts), 0.0, pool.untested + jnp.where(passed, 1.0, 0.0)),
-                pool.steps + jnp.where(passed, 1.0, 0.0),
+                jnp.where(passed > 0.0, self._drifted(pool.covariance), pool.covariance),
+                jnp.where(jnp.any(teach), 0.0, pool.untested + passed),
+                pool.steps + passed,
+                jnp.where(jnp.any(others), 0.0, pool.alone + passed),
             ),
         )
         keep = np.exp(-2.0 / self.lead_steps)
@@ -148,7 +157,7 @@ class LogitFilter(AbstractAcceptanceModel[PoolLogits, RequestLead]):
         total_score, total_information = jnp.sum(score, axis=1), jnp.sum(information, axis=1)
 
         # With the lead integrated out (Sherman-Morrison), a request says that much less of the pool.
-        weight = 1.0 / (1.0 + variance * total_information)
+        weight = jnp.where(teach, 1.0 / (1.0 + variance * total_information), 0.0)
         pool = self._surprised(pool, weight @ total_score, weight @ total_information)
         learned = _condition(pool, weight @ score, weight @ information)
         # Near 0 and 1 a trial has next to no information at the mean, and the step that it asks for goes far beyond
@@ -170,7 +179,7 @@ class LogitFilter(AbstractAcceptanceModel[PoolLogits, RequestLead]):
 
     def pool_is_sound(self, pool: PoolLogits) -> Bool[Array, ""]:
         """Whether all is finite, no variance is negative, and nothing was counted below 0."""
-        counted = jnp.minimum(jnp.minimum(pool.untested, pool.steps), pool.jumps)
+        counted = jnp.minimum(jnp.minimum(pool.untested, pool.steps), jnp.minimum(pool.jumps, pool.alone))
         return all_finite(pool) & jnp.all(jnp.diagonal(pool.covariance) >= 0.0) & (counted >= 0.0)
 
     def request_is_sound(self, request: RequestLead) -> Bool[Array, ""]:

@@ -22,12 +22,14 @@ class Verified(eqx.Module):
         accepted: of them, from 0 to `drafted`.
         counts: whether the row is a request at all, and one that this state is to learn from.
         fresh: whether it is the request's first observation, so that its state is yet to be made.
+        apart: whether its drafts tell of itself and not of others, as where its sampling is of its own kind.
     """
 
     drafted: Int[Array, " n *modes"]
     accepted: Int[Array, " n *modes"]
     counts: Bool[Array, " n *modes"]
     fresh: Bool[Array, " n *modes"]
+    apart: Bool[Array, " n *modes"]
 
 
 class DraftForecast(eqx.Module):

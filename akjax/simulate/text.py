@@ -115,7 +115,7 @@ def accepted_drafts(
     return jnp.minimum(jnp.sum(survives, axis=1, dtype=jnp.int32), drafted)
 
 
-def of_kind(table: Float[Array, "kinds *rest"], kind: Int[Array, " n"]) -> Float[Array, "n *rest"]:
+def of_kind(table: Float[Array, " kinds *rest"], kind: Int[Array, " n"]) -> Float[Array, " n *rest"]:
     """The row of each request's kind, by selection: a gather is slower for so few."""
     kind = kind.reshape(kind.shape + (1,) * (table.ndim - 1))
     first, second, third = (table[i][None] for i in range(KINDS))

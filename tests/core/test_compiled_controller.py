@@ -12,6 +12,7 @@ from jaxtyping import Array
 
 from akjax import (
     CODE,
+    USUAL,
     CompiledController,
     DraftOutcomes,
     RunningRates,
@@ -170,6 +171,31 @@ def test_an_id_used_again_starts_afresh() -> None:
     observe(controller, ("r", 1, 1, 0))
     # From the pool as the first observation left it, 0.8 - 0.05 * 0.8, and not from the first request's own rates.
     np.testing.assert_allclose(controller.request_state("r")[0, 0], 0.76 + 0.25 * 0.24, rtol=1e-12)
+
+
+def test_a_request_that_was_set_apart_is_so_until_it_is_forgotten() -> None:
+    controller = make_default()
+
+    def pool_after(*outcomes: Outcome) -> float:
+        observe(controller, *outcomes)
+        return float(controller.settle().pools.mean[0, 0])
+
+    first = pool_after()
+    controller.set_apart("a")
+    assert pool_after(("a", 4, 0, USUAL)) == first
+    assert float(controller.request_state("a").mean[USUAL]) < 0.0
+    controller.restart()
+    assert pool_after(("a", 4, 0, USUAL)) == first
+    # One that is known already, and whose slot another had before.
+    lower = pool_after(("b", 4, 0, USUAL))
+    assert lower < first
+    controller.set_apart("b")
+    controller.decide(["a", "b"], [USUAL, USUAL])
+    assert pool_after(("b", 4, 0, USUAL)) == lower
+    controller.forget("a")
+    assert pool_after(("c", 4, 0, USUAL)) < lower
+    lowest = float(controller.settle().pools.mean[0, 0])
+    assert pool_after(("a", 4, 0, USUAL)) < lowest
 
 
 def test_more_requests_than_can_run_at_once_keep_their_rates() -> None:

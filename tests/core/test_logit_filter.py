@@ -19,13 +19,16 @@ def passed(requests: int) -> StepFeatures:
     return StepFeatures(np.float64(3 * requests), np.float64(requests))
 
 
-def verified(drafted: list[int], accepted: list[int], counts: list[bool] | None = None) -> Verified:
+def verified(
+    drafted: list[int], accepted: list[int], counts: list[bool] | None = None, apart: list[bool] | None = None
+) -> Verified:
     n = len(drafted)
     return Verified(
         drafted=np.asarray(drafted, np.int32),
         accepted=np.asarray(accepted, np.int32),
         counts=np.asarray([True] * n if counts is None else counts),
         fresh=np.zeros(n, bool),
+        apart=np.asarray([False] * n if apart is None else apart),
     )
 
 
@@ -136,7 +139,7 @@ def test_the_belief_finds_the_true_rate(rate: float) -> None:
 
 def test_a_forecast_is_the_quadrature_of_the_belief_and_doubts_only_what_is_not_tested() -> None:
     pool = PoolLogits(
-        np.array([1.0, 0.5, 0.2, 0.1]), np.diag([0.1, 0.2, 0.3, 0.4]), np.float64(0), *(np.float64(0),) * 3
+        np.array([1.0, 0.5, 0.2, 0.1]), np.diag([0.1, 0.2, 0.3, 0.4]), np.float64(0), *(np.float64(0),) * 4
     )
     lead = leads([0.4], [0.15])
     seen = forecast(MODEL, stacked(pool), lead, np.zeros(1, np.int32), np.int32(2))
@@ -174,7 +177,7 @@ def test_the_requests_leads_follow_the_oracle() -> None:
             MODEL,
             pool,
             requests,
-            Verified(drafted.astype(np.int32), accepted.astype(np.int32), counts, fresh),
+            Verified(drafted.astype(np.int32), accepted.astype(np.int32), counts, fresh, np.zeros(n, bool)),
             passed(n),
         )
         covariance = covariance + 4.0 * (float(pool.jumps) - jumps)
@@ -204,7 +207,7 @@ def test_one_trial_of_one_request_is_the_exact_update_of_two_gaussians(seed: int
         rng.normal(0, 0.3),
     )
     zero = np.float64(0)
-    pool = PoolLogits(np.array([mean]), np.array([[of_pool]]), *(zero,) * 4)
+    pool = PoolLogits(np.array([mean]), np.array([[of_pool]]), *(zero,) * 5)
     hit = int(rng.integers(2))
     after, request = observe(MODEL, pool, leads([lead], [of_lead]), verified([1], [hit]), passed(1))
     keep, stay = np.exp(-2 / 3000), np.exp(-2 / 30)
@@ -224,7 +227,7 @@ def test_surprises_to_one_side_add_up_and_widen_the_common_logit() -> None:
     # lead, whose first draft is rejected: score -1/2 and information 1/4, so one deviation down each time. The sum
     # settles at 0.6 / (1 - 0.8) = 3 of them, below the limit; two such requests, sqrt(2) each, pass it with the 13th
     # step, 3 * sqrt(2) * (1 - 0.8**13) = 4.01.
-    tight, zero = PoolLogits(np.zeros(2), 1e-9 * np.eye(2), *(np.float64(0),) * 4), np.float64(0)
+    tight, zero = PoolLogits(np.zeros(2), 1e-9 * np.eye(2), *(np.float64(0),) * 5), np.float64(0)
     sure = LogitFilter(shared_spread=1e-9, own_spread=1e-9, lead_spread=1e-9)
     for requests, jumps_at in ((1, None), (2, 13)):
         pool, start, expected = tight, leads([0.0] * requests, [1e-18] * requests), 0.0
@@ -247,13 +250,44 @@ def test_surprises_to_one_side_add_up_and_widen_the_common_logit() -> None:
 def test_each_row_reads_the_pool_it_belongs_to() -> None:
     zero = np.zeros(2)
     pools = PoolLogits(
-        np.array([[1.0] * K, [-1.0] * K]), np.tile(0.1 * np.eye(K), (2, 1, 1)), zero, np.array([0.0, 7.0]), zero, zero
+        np.array([[1.0] * K, [-1.0] * K]), np.tile(0.1 * np.eye(K), (2, 1, 1)), zero, np.array([0.0, 7.0]), *(zero,) * 3
     )
     both = forecast(MODEL, pools, leads([0.2, 0.2], [0.1, 0.1]), np.array([1, 0], np.int32), np.int32(1))
     for row, of in enumerate((1, 0)):
         alone = forecast(MODEL, pools, leads([0.2], [0.1]), np.array([of], np.int32), np.int32(1))
         np.testing.assert_allclose(np.asarray(both.survival[row]), np.asarray(alone.survival[0]), rtol=1e-12)
         np.testing.assert_allclose(float(both.changed[row]), -np.expm1(-7e-3) if of else 0.0, rtol=1e-12)
+
+
+def test_a_request_apart_teaches_itself_while_there_are_others() -> None:
+    pool, start = MODEL.init_pool(K), leads([0.1, -0.2], [0.25, 0.25])
+    with_it, requests = observe(MODEL, pool, start, verified([K, K], [2, 0], apart=[False, True]), passed(2))
+    without, only = observe(MODEL, pool, start, verified([K, K], [2, 0], counts=[True, False]), passed(2))
+    for one, other in zip(jax.tree.leaves(with_it), jax.tree.leaves(without), strict=True):
+        np.testing.assert_allclose(np.asarray(one), np.asarray(other), rtol=1e-12)
+    as_others, same = observe(MODEL, pool, start, verified([K, K], [2, 0]), passed(2))
+    np.testing.assert_array_equal(np.asarray(requests.mean), np.asarray(same.mean))
+    assert float(requests.mean[1]) < float(only.mean[1])
+    assert np.all(np.asarray(as_others.mean) < np.asarray(with_it.mean))
+
+
+def test_where_nobody_else_is_for_long_a_request_apart_teaches_the_pool() -> None:
+    pool, start = MODEL.init_pool(K), leads([0.0], [0.25])
+    first = np.asarray(pool.mean)
+    for number in range(31):
+        assert float(pool.alone) == number
+        assert float(pool.untested) == number
+        np.testing.assert_array_equal(np.asarray(pool.mean), first)
+        pool, start = observe(MODEL, pool, start, verified([K], [0], apart=[True]), passed(1))
+    # The 31st, after 30 without anyone else.
+    assert float(pool.mean[0]) < first[0]
+    assert float(pool.untested) == 0
+    taught, _ = observe(MODEL, pool, start, verified([K], [0], apart=[True]), passed(1))
+    assert float(taught.mean[0]) < float(pool.mean[0])
+    ended, start = observe(MODEL, taught, start, verified([K], [0]), passed(1))
+    assert float(ended.alone) == 0
+    again, _ = observe(MODEL, ended, start, verified([K], [0], apart=[True]), passed(1))
+    np.testing.assert_array_equal(np.asarray(again.mean), np.asarray(ended.mean))
 
 
 @pytest.mark.parametrize("length", [1, 3, 8])
