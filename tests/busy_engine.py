@@ -106,7 +106,8 @@ class BusyEngine:
         )
         # With a step in flight nothing can be computed again.
         self.engine.scheduler.recompute_kv_load_failures = not serving.asynchronous
-        self.invariants = Invariants(self.engine)
+        assert isinstance(self.engine.scheduler, AdaptiveKScheduler)
+        self.invariants = Invariants(self.engine.scheduler, self.engine.world.token)
 
     @property
     def living(self) -> list[str]:

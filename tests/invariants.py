@@ -10,24 +10,23 @@ from akjax.compiled_controller import CompiledController, DraftOutcomes
 from akjax.scheduler import AdaptiveKScheduler
 from akjax.scheduler.levels import levels_of_schedule
 from akjax.scheduler.pilot import DraftPlan
-from harness import FakeEngine, Turn
+from harness import Token, Turn
 
 
 class Invariants:
-    """Watches an engine with `AdaptiveKScheduler`, from before its first step.
+    """Watches an `AdaptiveKScheduler`, from before its first step.
 
     Attributes:
         observations: outcomes of requests' drafts that the controllers were told.
     """
 
-    def __init__(self, engine: FakeEngine) -> None:
-        """Watches `engine`, inside `watching`."""
-        assert isinstance(engine.scheduler, AdaptiveKScheduler)
-        assert engine.scheduler.pilot is not None
+    def __init__(self, scheduler: AdaptiveKScheduler, token: Token | None = None) -> None:
+        """Watches `scheduler`, inside `watching`; `token` is what belongs at each place, where that is known."""
+        assert scheduler.pilot is not None
         self.observations = 0
-        self._engine, self._scheduler = engine, engine.scheduler
-        self._pilot = engine.scheduler.pilot
-        speculation = engine.config.speculative_config
+        self._scheduler, self._token = scheduler, token
+        self._pilot = scheduler.pilot
+        speculation = scheduler.vllm_config.speculative_config
         assert speculation is not None
         self._draft_limit = speculation.num_speculative_tokens
         lookup, schedule = self._scheduler.dynamic_sd_lookup, speculation.num_speculative_tokens_per_batch_size
@@ -70,7 +69,8 @@ class Invariants:
             self._drafts_are_those_planned(turn)
         if turn.delivered is not None:
             self._observations_are_true(turn)
-            self._tokens_are_true(turn)
+            if self._token is not None:
+                self._tokens_are_true(turn, self._token)
         self._kept_is_of_the_living(turn)
 
     def at_the_end(self) -> None:
@@ -132,10 +132,9 @@ class Invariants:
         assert all(controller.knows(request_id) for request_id in expected)
         self.observations += len(expected)
 
-    def _tokens_are_true(self, turn: Turn) -> None:
+    def _tokens_are_true(self, turn: Turn, token: Token) -> None:
         for request_id, tokens in turn.tokens.items():
             first = self._given[request_id]
-            token = self._engine.world.token
             assert tokens == [token(request_id, first + position) for position in range(len(tokens))]
             self._given[request_id] += len(tokens)
 

@@ -1,0 +1,141 @@
+"""The real engine: all sorts of requests get what they get without speculation, and teach what is true of them.
+
+`offline.py` asserts after every step that the models were told the drafts that were verified, no more and no others, and
+after each phase that nothing is kept of its requests.
+"""
+
+import re
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+
+from engine_process import serve, tokens_of
+from tiny_pair.prompts import PROMPTS
+
+pytestmark = pytest.mark.engine
+
+DRAFTERS: dict[str, dict[str, Any]] = {
+    "draft model": {},
+    "n-gram": {"drafter": {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 4}},
+}
+CODE, PROSE, TOOL = (PROMPTS[kind] for kind in ("code", "prose", "tool"))
+# The tiny pair's tokens are mostly characters.
+E, COMMA = ord("e"), ord(",")
+DEEP = "force 6\n"
+
+GRAMMARS: list[dict[str, Any]] = [
+    {"regex": r"[a-z]+( [a-z]+){3,6}\."},
+    {"regex": r'\{"name": "[a-z_]{2,20}", "count": [0-9]{1,3}\}'},
+    {"choice": ["the weather in Paris", "the weather in Oslo"]},
+]
+STOPS: list[dict[str, Any]] = [
+    {"stop": ["self.", "str"]},
+    {"stop": ["ret"], "include_stop_str_in_output": True},
+    {"stop_token_ids": [COMMA]},
+    {"stop_token_ids": [E], "min_tokens": 30},
+    {"max_tokens": 23},
+]
+
+# Names to what is served together; each as `offline.py` takes it.
+PHASES: dict[str, dict[str, Any]] = {
+    "grammars": {
+        "prompts": [CODE[0], PROSE[0], TOOL[0], CODE[1]],
+        "sampling": [*({"structured_outputs": grammar, "ignore_eos": False} for grammar in GRAMMARS), {}],
+        "control": DEEP,
+    },
+    "stops": {
+        "prompts": [prompt for prompts in (CODE, PROSE, TOOL) for prompt in prompts[:1] * len(STOPS)],
+        "sampling": STOPS * 3,
+        "control": DEEP,
+    },
+    "several completions": {
+        "prompts": [CODE[0], PROSE[0]],
+        # As good as greedy, which vLLM refuses for more than one.
+        "sampling": [{"n": 2, "temperature": 0.01, "seed": 7}] * 2,
+        "control": DEEP,
+    },
+    "logprobs": {
+        "prompts": [CODE[0], PROSE[0]],
+        "sampling": [{"logprobs": 2}, {"prompt_logprobs": 1}],
+        "control": DEEP,
+    },
+    # More than the cache holds at once, by far, and more than may run at once.
+    "preemptions": {"prompts": [*CODE[:6], *PROSE[:6], *TOOL[:8]], "control": ""},
+    "aborts": {
+        "prompts": [*CODE[:6], *PROSE[:6], *TOOL[:8]],
+        "leave": {"0": 1, "3": 20, "9": 40, "12": 0, "18": 0, "19": 5},
+        "control": "",
+    },
+}
+
+
+@cache
+def served(drafter: str | None) -> dict[str, Any]:
+    """What one engine made of all phases; without a drafter, nobody leaves."""
+    with TemporaryDirectory() as folder:
+        job: dict[str, Any] = {
+            "speculation": "adaptive",
+            "settings": {"control": str(Path(folder, "control"))},
+            "phases": list(PHASES.values()),
+            "max_tokens": 64,
+            "engine": {"block_size": 32, "max_model_len": 512, "num_gpu_blocks_override": 24},
+        }
+        if drafter is None:
+            phases = [{key: phase[key] for key in phase.keys() - {"leave", "control"}} for phase in PHASES.values()]
+            report = serve(job | {"speculation": "none", "phases": phases})
+        else:
+            report = serve(job | DRAFTERS[drafter])
+            assert report["faults"] == 0
+    return dict(zip(PHASES, report["phases"], strict=True))
+
+
+@pytest.fixture(params=DRAFTERS)
+def drafter(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.mark.parametrize("name", [name for name, phase in PHASES.items() if "leave" not in phase])
+def test_requests_of_any_sort_get_what_they_get_without_speculation(drafter: str, name: str) -> None:
+    expected = served(None)[name]
+    phase = served(drafter)[name]
+    for request, other in zip(phase["requests"], expected["requests"], strict=True):
+        assert request["prompt_logprobs"] == near(other["prompt_logprobs"])
+        for done, wanted in zip(request["completions"], other["completions"], strict=True):
+            assert done | {"logprobs": None} == wanted | {"logprobs": None}
+            assert done["logprobs"] == near(wanted["logprobs"])
+    assert phase["observations"] > 0
+
+
+def near(logprobs: list[dict[str, float] | None] | None) -> Any:
+    """The same tokens, their logarithms as far as a batch of another size leaves them."""
+    return logprobs and [at and pytest.approx(at, abs=1e-3) for at in logprobs]
+
+
+def test_drafts_that_a_grammar_cut_teach_nothing_and_the_text_obeys_it(drafter: str) -> None:
+    phase = served(drafter)["grammars"]
+    assert phase["counts"]["cut"] > 0
+    texts = [request["completions"][0]["text"] for request in phase["requests"]]
+    for grammar, text in zip(GRAMMARS, texts, strict=False):
+        assert text in grammar["choice"] if "choice" in grammar else re.fullmatch(grammar["regex"], text)
+
+
+def test_requests_stop_amid_accepted_drafts() -> None:
+    requests = served("draft model")["stops"]["requests"]
+    for place, stop in enumerate(STOPS):
+        assert sum(request["dropped"] for request in requests[place :: len(STOPS)]) > 0, stop
+
+
+def test_those_that_stay_get_the_same_when_others_leave_amid_their_text(drafter: str) -> None:
+    whole, phase = tokens_of(served(None)["aborts"]), served(drafter)["aborts"]
+    for number, (tokens, expected) in enumerate(zip(tokens_of(phase), whole, strict=True)):
+        most = PHASES["aborts"]["leave"].get(str(number), 64)
+        assert most <= len(tokens) < most + 20
+        assert tokens == expected[: len(tokens)]
+
+
+def test_preempted_requests_get_the_same(drafter: str) -> None:
+    assert served(drafter)["preemptions"]["counts"]["preempted"] > 2
+    assert served(None)["preemptions"]
