@@ -170,7 +170,7 @@ class AdaptiveKScheduler(AsyncScheduler):
             tokens, drafts = scheduler_output.num_scheduled_tokens, scheduler_output.scheduled_spec_decode_tokens
             pilot.unknown_output(ScheduledStep(tokens, drafts), verified, now)
         else:
-            pilot.output(step, verified, now)
+            pilot.output(step, verified, now, busy=any(later.tokens for _, later in self._in_flight))
         of_all = chain.from_iterable([of_client.outputs for of_client in outputs.values()])
         pilot.read(map(attrgetter("request_id", "new_token_ids"), of_all))
 

@@ -183,17 +183,22 @@ class Pilot:
             self._reports.step(plan.draft_length, now, controller, self.modes)
         return plan
 
-    def output(self, step: ScheduledStep, verified: VerifiedDrafts, now: float) -> None:
+    def output(self, step: ScheduledStep, verified: VerifiedDrafts, now: float, *, busy: bool = False) -> None:
         """Takes in a step's output.
 
         Args:
             step: as it was scheduled.
             verified: what became of its drafts.
             now: when the output arrived; monotonic, in seconds.
+            busy: whether the engine has a later step with tokens to work on by now.
         """
         controller = self.controller
         exact = controller.expects_exact_times
-        gap_ms = self._clock.gap_ms(now, ran=bool(step.tokens) or not exact)
+        gap_ms = None
+        # In a pipeline that is not full, every other step is without tokens: it keeps the engine from nothing, and the
+        # time since the last output is all of the next step's. The reference takes any output for a step's end.
+        if step.tokens or not exact or not busy:
+            gap_ms = self._clock.gap_ms(now, ran=bool(step.tokens) or not exact)
         measures, outcomes = step.measures, self._outcomes(verified)
         only_decodes = measures.requests > 0 and not measures.prefill
         teaches = gap_ms is not None and (exact or only_decodes)

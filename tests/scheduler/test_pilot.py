@@ -237,3 +237,18 @@ def test_the_time_before_a_policy_took_charge_is_no_step_time(tmp_path: Path) ->
     assert [serve(20.0), serve(20.03)] == [2, 3]
     control.unlink()
     assert [serve(20.06), serve(20.09)] == [2, 3]
+
+
+@pytest.mark.parametrize(("busy", "taught"), [(True, 2), (False, 0)])
+def test_steps_without_tokens_hide_no_step_that_the_engine_works_on_meanwhile(busy: bool, taught: int) -> None:
+    """In a pipeline that is not full they come in turn; without more to work on the engine may have slept."""
+    default = default_controller(draft_limit=2, levels=(0, 2), code_mode="0")
+    cost = serving_cost(27.0, 0.635, 0.542, lengths=(0, 2), experts=64, top_k=6)
+    controller = CompiledController(default, cost, 1)
+    pilot = Pilot({"default": controller}, ControlFile(None, 2), None, Reports(lambda _: None))
+    for now in (0.0, 0.03, 0.06):
+        pilot.scheduled(["a"], [], now)
+        pilot.output(ScheduledStep({"a": 3}, {"a": [-1] * 2}, drafting=2), VerifiedDrafts(["a"], [2], [2], {}), now)
+        pilot.scheduled([], [], now)
+        pilot.output(ScheduledStep({}, {}), VerifiedDrafts([], [], [], {}), now, busy=busy)
+    assert int(controller.settle().cost.taught) == taught
