@@ -104,8 +104,8 @@ def main() -> None:
 
     A job has `speculation` ("none", "fixed" or "adaptive"), `settings` for the scheduler, `max_tokens`, perhaps
     `engine` with more arguments of vLLM's, and `phases`: each with `prompts` served together, and perhaps their
-    `sampling`, one for each; `leave`, at how many tokens the clients of some go; and what is written to the control file
-    before (`control`). With "adaptive" the invariants hold in every step, and nothing is left of a phase's requests.
+    `sampling`, one for each; `leave`, at how many tokens the clients of some go; and what is written to the
+    control file before (`control`). With "adaptive" the invariants hold in every step, and nothing is left of a phase's requests.
     """
     job_path, report_path = map(Path, sys.argv[1:])
     job: dict[str, Any] = json.loads(job_path.read_text())
@@ -143,8 +143,8 @@ def serve(llm: LLM, job: dict[str, Any], phase: dict[str, Any], invariants: Inva
     """Serves the prompts of a phase.
 
     Returns:
-        For each of its requests the `completions` (`tokens`, `text` and so on) and, with akjax, what was noted: tokens that
-        the model gave and nobody got (`dropped`), `drafts` in each step, `counts` of what happened, and how many
+        For each of its requests the `completions` (`tokens`, `text` and so on) and, with akjax, what was noted: tokens
+        that the model gave and nobody got (`dropped`), `drafts` in each step, `counts` of what happened, and how many
         `observations` the models were told.
     """
     if "control" in phase:
@@ -160,21 +160,21 @@ def serve(llm: LLM, job: dict[str, Any], phase: dict[str, Any], invariants: Inva
         for number, (prompt, params) in enumerate(zip(phase["prompts"], sampling, strict=True))
     ]
     leave: dict[str, int] = phase.get("leave", {})
-    told: list[dict[str, Any]] = [{"completions": {}, "prompt_logprobs": None} for _ in ids]
+    told: list[dict[str, Any]] = [{"completions": [], "prompt_logprobs": None} for _ in ids]
     # The last step, without requests, tells the scheduler which are gone.
     while scheduler.has_requests():
         for output in engine.step():
             assert isinstance(output, RequestOutput)
             request = told[int(output.request_id)]
-            request["completions"] |= {done.index: completion(done) for done in output.outputs}
+            # A step tells only of those of several completions that it went on with.
+            by_index = {done["index"]: done for done in (*request["completions"], *map(completion, output.outputs))}
+            request["completions"] = [by_index[index] for index in sorted(by_index)]
             request["prompt_logprobs"] = output.prompt_logprobs and [*map(numbers, output.prompt_logprobs)]
         for number in [number for number, most in leave.items() if length(told[int(number)]) >= most]:
             engine.abort_request([number], internal=False)
             del leave[number]
         if invariants is not None:
             invariants.after(scheduler.turn)
-    for request in told:
-        request["completions"] = [done for _, done in sorted(request["completions"].items())]
     report: dict[str, Any] = {"requests": told}
     if invariants is not None:
         invariants.at_the_end()
@@ -198,6 +198,7 @@ def sampling_of(job: dict[str, Any], params: dict[str, Any]) -> SamplingParams:
 def completion(done: CompletionOutput) -> dict[str, Any]:
     """One of a request's completions, for a report."""
     return {
+        "index": done.index,
         "tokens": list(done.token_ids),
         "text": done.text,
         "ended": [done.finish_reason, done.stop_reason],
@@ -212,8 +213,7 @@ def numbers(logprobs: dict[int, Logprob] | None) -> dict[int, float] | None:
 
 def length(request: dict[str, Any]) -> int:
     """Tokens that a request's client got."""
-    completions = request["completions"]
-    return sum(len(done["tokens"]) for done in (completions.values() if isinstance(completions, dict) else completions))
+    return sum(len(done["tokens"]) for done in request["completions"])
 
 
 if __name__ == "__main__":

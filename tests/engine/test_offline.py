@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from engine_process import serve, tokens_of
+
 from tiny_pair.prompts import PROMPTS
 
 pytestmark = pytest.mark.engine

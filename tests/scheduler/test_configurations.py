@@ -1,9 +1,9 @@
-"""Configurations at the ends of what there is: each serves, with the invariants after every step, and goes on learning."""
+"""Configurations at the ends of what there is: each serves and learns, with the invariants after every step."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from random import Random
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 from vllm.config import CUDAGraphMode
@@ -17,24 +17,25 @@ Schedule = list[tuple[int, int, int]]
 
 
 class Serving(NamedTuple):
-    """Most requests at once, K and the schedule, and what else vLLM's configuration says."""
+    """Most requests at once, K, the schedule, the stages of the pipeline and the sizes that have CUDA graphs."""
 
     requests: int
     draft_limit: int
     schedule: Schedule | None
-    config: dict[str, Any] = {}
+    pipeline: int = 1
     captured: tuple[int, ...] = ()
 
 
 SERVINGS = {
     "one request, K=1": Serving(1, 1, None),
     "one request, K=16": Serving(1, 16, [(1, 1, 16)]),
+    "1024 requests": Serving(1024, 2, [(1, 512, 2), (513, 1024, 1)]),
     "K=2 or none": Serving(4, 2, [(1, 2, 2), (3, 4, 0)]),
     "every other k up to 16": Serving(8, 16, [(n + 1, n + 1, 16 - 2 * n) for n in range(8)]),
     "one level, below K": Serving(2, 16, [(1, 2, 3)]),
     "no schedule": Serving(2, 16, None),
     "more tokens than any graph": Serving(8, 16, [(1, 1, 16), (2, 8, 1)], captured=(1, 2, 4, 8)),
-    "pipeline parallel": Serving(8, 6, [(1, 2, 6), (3, 4, 2), (5, 8, 1)], {"pipeline_parallel_size": 2}),
+    "pipeline parallel": Serving(8, 6, [(1, 2, 6), (3, 4, 2), (5, 8, 1)], pipeline=2),
 }
 
 
@@ -47,7 +48,7 @@ def engine_of(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> Iterator[tup
         max_num_batched_tokens=max(1024, 2 * serving.requests),
         additional_config={"adaptive_k": {"code_mode": 0}},
         max_model_len=256,
-        **serving.config,
+        pipeline_parallel_size=serving.pipeline,
     )
     if serving.captured:
         # vLLM makes no graphs on a CPU.
@@ -66,7 +67,7 @@ def some(request_id: str, drafts: int, rng: Random) -> int:
 
 
 def serve(engine: FakeEngine, invariants: Invariants, requests: int, tokens: int) -> list[Turn]:
-    """That many requests, one a turn so that their steps differ; all the turns."""
+    """All turns of that many requests, from all at once to none."""
     turns = []
     for number in range(requests):
         invariants.begin(engine.add(10 + number % 7, tokens))
@@ -81,7 +82,7 @@ def serve(engine: FakeEngine, invariants: Invariants, requests: int, tokens: int
 @pytest.mark.parametrize("serving", SERVINGS.values(), ids=SERVINGS.keys())
 def test_it_serves_and_learns_whatever_the_configuration(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
     with engine_of(serving, monkeypatch) as (engine, invariants):
-        turns = serve(engine, invariants, 2 * serving.requests, 60)
+        turns = serve(engine, invariants, serving.requests + 8, 60 if serving.requests < 100 else 20)
         ran = sum(turn.delivered is not None and turn.delivered.total_num_scheduled_tokens > 0 for turn in turns)
         cost = pilot_of(engine).controller.settle().cost
     assert invariants.observations > 0
