@@ -103,9 +103,10 @@ def main() -> None:
     """Runs the job's phases one after the other in one engine and writes what came out.
 
     A job has `speculation` ("none", "fixed" or "adaptive"), `settings` for the scheduler, `max_tokens`, perhaps
-    `engine` with more arguments of vLLM's, and `phases`: each with `prompts` served together, and perhaps their
-    `sampling`, one for each; `leave`, at how many tokens the clients of some go; and what is written to the
-    control file before (`control`). With "adaptive" the invariants hold in every step, and nothing is left of a phase's requests.
+    `engine` with more arguments of vLLM's and `drafter` with another method, and `phases`: each with `prompts` served
+    together, and perhaps their `sampling`, one for each; `leave`, at how many tokens the clients of some go; and what
+    is written to the control file before (`control`). With "adaptive" the invariants hold in every step, and nothing is
+    left of a phase's requests.
     """
     job_path, report_path = map(Path, sys.argv[1:])
     job: dict[str, Any] = json.loads(job_path.read_text())
