@@ -13,7 +13,8 @@ from engine_process import serve
 
 from tiny_pair.prompts import PROMPTS
 
-pytestmark = pytest.mark.engine
+# The first test of each drafter waits for its engine, and the very first for two.
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
 MAX_TOKENS = 48
 # How the engine speculates, and what drafts cost: no clock decides over the first one's, which are deep throughout.
