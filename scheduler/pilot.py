@@ -241,18 +241,20 @@ class Pilot:
         """Begins anew after a fault: nothing has been learned, and no step was seen scheduled.
 
         Args:
-            texts: all output tokens of each request so far, since how far they were read may be part of the fault.
+            texts: all output tokens so far of each request that there is, since how far they were read may be part of
+                the fault.
         """
+        texts = dict(texts)
         for controller in self._controllers.values():
             controller.restart()
         self.forced = False
         self._clock = StepClock()
         self._reports.restart()
         if self._step_log is not None:
-            self._step_log.restart()
+            self._step_log.restart(texts.keys())
         if self.modes is not None:
             self.modes.restart()
-            self.modes.read(texts)
+            self.modes.read(texts.items())
 
     def close(self) -> None:
         """Takes in the last output, saves what was learned, and ends the step log."""

@@ -377,8 +377,13 @@ class StepLog:
                 step.untaught = "change"
         self._writer.put(step)
 
-    def restart(self) -> None:
-        """Hands over the last step with what is known of it; the controller no longer says what it made of it."""
+    def restart(self, living: Set[str]) -> None:
+        """Hands over the last step with what is known of it; the controller no longer says what it made of it.
+
+        Numbers are dropped of all requests but those that are `living`: not all that ended may have been forgotten.
+        """
+        for request_id in self._numbers.keys() - living:
+            self.forget(request_id)
         if self._waiting is not None:
             self._waiting.untaught = "unknown"
         self._controller = None

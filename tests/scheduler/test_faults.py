@@ -3,30 +3,24 @@
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import jax
 import msgspec
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from adaptive_engine import DRAFT_LIMIT, SCHEDULE, Build, pilot_of, scheduler_of
-from akjax.compiled_controller import CompiledController, _CompiledStep
-from akjax.scheduler import AdaptiveKScheduler, adaptive_k
-from akjax.scheduler.control_file import ControlFile
+from akjax.compiled_controller import CompiledController
+from akjax.scheduler import AdaptiveKScheduler
 from akjax.scheduler.faults import MOST_RESTARTS, WINDOW_SECONDS, Faults
 from akjax.scheduler.modes import ModeTracker, Vocabulary
-from akjax.scheduler.pilot import DraftPlan, Pilot, ScheduledStep, VerifiedDrafts
-from akjax.scheduler.reports import Reports
-from akjax.scheduler.step_clock import StepClock
-from akjax.scheduler.step_log import LogWriter, StepLog
+from akjax.scheduler.pilot import Pilot, ScheduledStep
 from akjax.step_log import StepRecord
 from harness import FakeEngine, Turn, hashed_token, make_config
+from injections import FAULTS, Injected, Switch, raising
 
 TINY_TARGET = str(Path(__file__).parents[2] / "scripts/tiny_pair/target")
 REQUESTS = 4
@@ -92,139 +86,6 @@ def test_a_fault_that_cannot_say_what_it_is_is_counted_all_the_same(caplog: pyte
 
 
 # Every part of ours in vLLM's own loop.
-
-
-class Switch:
-    """Whether the part is broken: for so many times."""
-
-    def __init__(self) -> None:
-        self.times = 0
-
-    def off(self) -> bool:
-        if not self.times:
-            return True
-        self.times -= 1
-        return False
-
-
-class Injected(NamedTuple):
-    """A part that fails while a switch is on.
-
-    Attributes:
-        install: makes it so, for an engine that is served.
-        settings: of ours, that the part needs.
-        use: has the engine use the part, where it would not in any step.
-    """
-
-    install: Callable[[FakeEngine, pytest.MonkeyPatch, Switch], None]
-    settings: dict[str, Any] = {}  # noqa: RUF012
-    use: Callable[[FakeEngine], None] = lambda engine: None
-
-
-def raising(owner: type, name: str) -> Callable[[FakeEngine, pytest.MonkeyPatch, Switch], None]:
-    """A method that raises instead of doing anything."""
-
-    def install(_: FakeEngine, monkeypatch: pytest.MonkeyPatch, switch: Switch) -> None:
-        method = getattr(owner, name)
-
-        def broken(*args: Any, **kwargs: Any) -> Any:
-            if switch.off():
-                return method(*args, **kwargs)
-            raise ZeroDivisionError("injected")
-
-        monkeypatch.setattr(owner, name, broken)
-
-    return install
-
-
-def spoiling(spoil: Callable[[Any], None]) -> Callable[[FakeEngine, pytest.MonkeyPatch, Switch], None]:
-    """A state that goes wrong between two steps."""
-
-    def install(_: FakeEngine, monkeypatch: pytest.MonkeyPatch, switch: Switch) -> None:
-        decide = CompiledController.decide
-
-        def spoiled(self: CompiledController, *args: Any, **kwargs: Any) -> Any:
-            if not switch.off():
-                spoil(self._state_layout.views(self._state))
-            return decide(self, *args, **kwargs)
-
-        monkeypatch.setattr(CompiledController, "decide", spoiled)
-
-    return install
-
-
-def written(place: Callable[[Any], Any], value: float) -> Callable[[FakeEngine, pytest.MonkeyPatch, Switch], None]:
-    """A number of the state that is overwritten."""
-
-    def spoil(state: Any) -> None:
-        place(state)[...] = value
-
-    return spoiling(spoil)
-
-
-def planning(length: int) -> Callable[[FakeEngine, pytest.MonkeyPatch, Switch], None]:
-    """Plans of a draft length that there is not."""
-
-    def install(_: FakeEngine, monkeypatch: pytest.MonkeyPatch, switch: Switch) -> None:
-        scheduled = Pilot.scheduled
-
-        def wrong(self: Pilot, *args: Any, **kwargs: Any) -> DraftPlan:
-            plan = scheduled(self, *args, **kwargs)
-            return plan if switch.off() else DraftPlan(length, {})
-
-        monkeypatch.setattr(Pilot, "scheduled", wrong)
-
-    return install
-
-
-def breaking_the_hook(_: FakeEngine, monkeypatch: pytest.MonkeyPatch, switch: Switch) -> None:
-    """vLLM's hook that tells of a request's drafts, after it has noted a part of it."""
-
-    class Full(list[int]):
-        def append(self, _: int) -> None:
-            if switch.off():
-                return
-            raise ZeroDivisionError("injected")
-
-    def columns(ids: list[str], drafted: list[int], accepted: list[int], cut: dict[str, int]) -> Any:
-        return VerifiedDrafts(ids, Full() if switch.times else drafted, accepted, cut)
-
-    monkeypatch.setattr(adaptive_k, "VerifiedDrafts", columns)
-
-
-PER_REQUEST: dict[str, Any] = {"policy": "reference", "per_request": True}
-FAULTS: dict[str, Injected] = {
-    "control file": Injected(raising(ControlFile, "read")),
-    "mode reading": Injected(raising(ModeTracker, "read")),
-    "modes": Injected(raising(ModeTracker, "of")),
-    "modes forgotten": Injected(raising(ModeTracker, "forget")),
-    "decide": Injected(raising(CompiledController, "decide")),
-    "observe": Injected(raising(CompiledController, "observe")),
-    "forget": Injected(raising(CompiledController, "forget")),
-    "compiled call": Injected(raising(_CompiledStep, "__call__")),
-    "step log": Injected(raising(StepLog, "output")),
-    "step log settles": Injected(raising(StepLog, "settle")),
-    "step log's writer": Injected(raising(LogWriter, "put")),
-    "reports": Injected(raising(Reports, "step")),
-    "step clock": Injected(raising(StepClock, "gap_ms")),
-    "idle": Injected(raising(Pilot, "idle"), use=lambda engine: engine.scheduler.set_pause_state(PauseState.UNPAUSED)),
-    "plan": Injected(raising(Pilot, "scheduled")),
-    "plan above K": Injected(planning(DRAFT_LIMIT + 1)),
-    "plan below 0": Injected(planning(-1)),
-    "trim": Injected(raising(AdaptiveKScheduler, "_trim"), PER_REQUEST),
-    "hook": Injected(breaking_the_hook),
-    "NaN in the cost": Injected(written(lambda state: jax.tree.leaves(state.cost.belief.model)[0], np.nan)),
-    "NaN in the rates": Injected(written(lambda state: state.pools.mean[:1], np.nan)),
-    "NaN in the choice": Injected(written(lambda state: state.choice.work[:1], np.nan)),
-    "variance of the cost negative": Injected(written(lambda state: state.cost.belief.covariance[1, 1:2], -1e6)),
-    "variance of the rates negative": Injected(written(lambda state: state.pools.covariance[0, 4, 4:], -1e6)),
-    "k no level": Injected(written(lambda state: state.choice.look, 99.0)),
-    "reference: NaN in the rates": Injected(written(lambda state: state.pools[:1], np.nan), PER_REQUEST),
-    "reference: variance negative": Injected(
-        written(lambda state: state.cost.belief.covariance[1, 1:2], -1e6), {"policy": "reference"}
-    ),
-    "reference: k no level": Injected(written(lambda state: state.choice, 4.0), PER_REQUEST),
-}
 
 
 def pilot_of_any(engine: FakeEngine) -> Pilot:
@@ -456,6 +317,19 @@ def test_the_kind_of_each_text_is_known_after_a_fault_as_if_there_had_been_none(
     assert len(seen) == 2
     engine.drain()
     engine.check()
+
+
+def test_nothing_is_kept_of_a_request_that_ended_when_the_fault_came(
+    build: Build, asynchronous: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = build(asynchronous, with_everything(tmp_path), {"tokenizer": TINY_TARGET})
+    served, scheduler, switch = Served(engine), scheduler_of(engine), Switch()
+    # Of a request that ended the modes are told before the log is.
+    FAULTS["modes forgotten"].install(engine, monkeypatch, switch)
+    served.run(30)
+    switch.times = 1
+    served.until(1, lambda _: None)
+    assert pilot_of_any(engine).request_ids <= engine.scheduler.requests.keys() | scheduler.finished_req_ids
 
 
 def test_the_step_log_goes_on_and_does_not_say_what_it_does_not_know(
