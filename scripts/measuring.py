@@ -2,10 +2,14 @@
 
 import gc
 import multiprocessing
+import os
+import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -43,10 +47,50 @@ def settle_garbage() -> None:
     gc.freeze()
 
 
+class DiedError(Exception):
+    """A process that ended before it had done its work."""
+
+
 def apart(work: Callable[..., Any], *arguments: Any) -> Any:
-    """What `work` returns, done in a fresh process."""
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(work, arguments)
+    """What `work` returns, done in a fresh process, which ends with this one however that does.
+
+    Raises:
+        DiedError: the process died.
+        RuntimeError: `work` raised; the message has the traceback.
+    """
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    # Neither of multiprocessing's pools will do: one waits for ever for a process that died, and the other for one that
+    # is still at work when this process is told to end.
+    process = context.Process(target=_work, args=(sender, work, arguments))
+    process.start()
+    try:
+        sender.close()
+        result, fault = receiver.recv()
+    except EOFError:
+        process.join()
+        raise DiedError(f"the process died, exit code {process.exitcode}") from None
+    finally:
+        process.kill()
+        process.join()
+    if fault is not None:
+        raise RuntimeError(fault)
+    return result
+
+
+def _work(sender: Connection, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    Thread(target=_end_with_the_parent, daemon=True).start()
+    try:
+        sender.send((work(*arguments), None))
+    except Exception:
+        sender.send((None, traceback.format_exc()))
+
+
+def _end_with_the_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def resident_megabytes() -> float:

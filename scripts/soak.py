@@ -3,6 +3,11 @@
 load: requests of all sorts at random on vLLM's own AsyncScheduler without an engine, with all of akjax's features on.
 Up to 512 at once join, end, stop amid accepted drafts, are aborted, preempted, paused, cut by grammars, use each
 other's cached prompts and ids. Each step all invariants of tests/invariants.py are asserted, and memory is looked at.
+In some of the runs parts of akjax are made to fail at random moments.
+
+service: vLLM's server with the tiny pair on its CPU engine, and 64 clients at once of the openai library that stream,
+leave midway, and are at work when the server is told to end, while the control file changes each second. What was
+served is compared with what the engine makes of the same prompts without speculation.
 
 fuzz: everything that akjax reads - settings, control file, step logs, fits, tables, arguments - given bytes that it
 should not be given. It may refuse them by the errors that it documents, in a second and 200 MB each; for anything else
@@ -13,12 +18,17 @@ Exits with 1 if there was a fault. What is random follows from --seed.
 
 import argparse
 import json
+import os
+import signal
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import soak_fuzz
 import soak_load
+import soak_service
 
 Report = dict[str, Any]
 
@@ -32,6 +42,8 @@ LOAD_COLUMNS = (
     "resumed",
     "observations",
     "logged",
+    "injected",
+    "faults_logged",
 )
 
 
@@ -70,8 +82,23 @@ def faults_of(report: Report) -> Iterator[str]:
                 yield f"{part}, {name}: {run['fault']}"
 
 
+def service(options: argparse.Namespace) -> Report:
+    """The server."""
+    return soak_service.service(options.seconds, options.seed)
+
+
+def service_table(report: Report) -> Iterator[str]:
+    """What happened, line by line."""
+    for name, run in report.items():
+        yield f"service, {name}"
+        for what, figure in run.items():
+            if isinstance(figure, int | float) and not isinstance(figure, bool):
+                yield f"  {what.replace('_', ' '):<24}{figure:>12,.0f}"
+
+
 PARTS: dict[str, tuple[Callable[[argparse.Namespace], Report], Callable[[Report], Iterator[str]]]] = {
     "load": (load, load_table),
+    "service": (service, service_table),
     "fuzz": (fuzz, fuzz_table),
 }
 
@@ -83,6 +110,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print JSON alone")
     parser.add_argument("--seed", type=int, default=0, help="(default: 0)")
     parser.add_argument("--steps", type=int, default=100_000, help="of load, all runs together (default: 100,000)")
+    parser.add_argument("--seconds", type=float, default=120.0, help="of service (default: 120)")
     parser.add_argument("--inputs", type=int, default=200_000, help="of fuzz, all readers together (default: 200,000)")
     options = parser.parse_args()
     if unknown := [name for name in options.parts if name not in PARTS]:
@@ -90,7 +118,11 @@ def main() -> int:
     least = 100 * len(soak_load.RUNS)
     if options.steps < least:
         parser.error(f"--steps must be at least {least}, given {options.steps}")
-    report = {name: PARTS[name][0](options) for name in options.parts or PARTS}
+    # Told to end, it ends what it started, and all of them leave nothing behind.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    with TemporaryDirectory() as folder:
+        os.environ["TMPDIR"] = tempfile.tempdir = folder
+        report = {name: PARTS[name][0](options) for name in options.parts or PARTS}
     faults = [*faults_of(report)]
     if options.json:
         print(json.dumps({"faults": faults, "raw": report}, indent=2))

@@ -13,11 +13,8 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
@@ -40,7 +37,7 @@ from akjax.scheduler.control_file import ControlFile
 from akjax.scheduler.settings import PREFIX, SECTION, Settings, SettingsError, load_settings
 from akjax.state_file import KeptPolicy, KeptState, decoded_state, encoded_state
 from akjax.step_log import LogHeader, StepRecord
-from measuring import SECONDS_BETWEEN_LINES, peak_megabytes, resident_megabytes, say
+from measuring import SECONDS_BETWEEN_LINES, DiedError, apart, peak_megabytes, resident_megabytes, say
 
 MOST_SECONDS, MOST_MEGABYTES = 1.0, 200.0
 # A reader that hangs, which is a fault as well.
@@ -436,11 +433,9 @@ def fuzz(inputs: int, seed: int) -> dict[str, Any]:
     report: dict[str, Any] = {}
     for number, (name, reader) in enumerate(every.items()):
         say(f"fuzz, {name}: starting ...")
-        # A pool of multiprocessing waits for ever for a process that died.
-        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-            try:
-                of_reader = max(round(inputs * reader.share / shares), 1)
-                report[name] = pool.submit(fuzz_one, name, of_reader, seed + number).result()
-            except BrokenProcessPool:
-                report[name] = {"inputs": 0, "taken": 0, "fault": "the process died", "slowest_seconds": 0.0}
+        of_reader = max(round(inputs * reader.share / shares), 1)
+        try:
+            report[name] = apart(fuzz_one, name, of_reader, seed + number)
+        except DiedError as died:
+            report[name] = {"inputs": 0, "taken": 0, "fault": str(died), "slowest_seconds": 0.0}
     return report

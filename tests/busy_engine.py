@@ -11,6 +11,7 @@ from unittest.mock import patch
 from vllm.v1.core.sched.interface import PauseState
 
 from akjax.scheduler import AdaptiveKScheduler
+from control_lines import put_line
 from harness import Clock, FakeEngine, Turn, make_config
 from invariants import Invariants
 
@@ -185,10 +186,7 @@ class BusyEngine:
 
     def say(self, line: bytes | None) -> None:
         """Writes the control file; None removes it."""
-        if line is None:
-            self.control.unlink(missing_ok=True)
-        else:
-            self.control.write_bytes(line)
+        put_line(self.control, line)
 
     def step(self) -> Turn:
         """One turn of the engine's loop, after which all of the invariants hold."""

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from engine_process import serve, tokens_of
 
+from offline_jobs import serve
 from tiny_pair.prompts import PROMPTS
 
 pytestmark = pytest.mark.engine

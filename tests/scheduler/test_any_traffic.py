@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_s
 from vllm.v1.core.sched.interface import PauseState
 
 from busy_engine import PREFIXES, Serving, serving_in
+from control_lines import LINES
 
 SERVINGS = {
     "tiny cache": Serving(blocks=3.0),
@@ -21,8 +22,6 @@ SERVINGS = {
     "one at a time": Serving(requests=1, drafter_gives=0.3),
 }
 MOST_LIVING = 20
-
-LINES = st.sampled_from([b"force 0", b"force 3", b"force 99", b"policy reference", b"policy default", b"", b"\xff\x00"])
 
 
 class Traffic(RuleBasedStateMachine):
@@ -101,7 +100,7 @@ class Traffic(RuleBasedStateMachine):
     def wait(self, seconds: float) -> None:
         self.busy.wait(seconds)
 
-    @rule(line=st.none() | LINES)
+    @rule(line=st.sampled_from(LINES))
     def say(self, line: bytes | None) -> None:
         self.busy.say(line)
 
