@@ -62,8 +62,9 @@ class Breaking:
         """Of `busy`, whose settings say which parts there are."""
         self.stopped_after: int | None = None
         self._busy, self._rng = busy, rng
+        settings = busy.serving.settings.items()
         self._parts = {
-            name: part for name, part in FAULTS.items() if part.settings.items() <= busy.serving.settings.items()
+            name: part for name, part in FAULTS.items() if part.settings.items() <= settings and not part.heals
         }
         self._switches = {name: Switch() for name in self._parts}
         self._broken: str | None = None
@@ -107,7 +108,7 @@ class Breaking:
         self._steps = counts["steps"]
         if too_often:
             self._broken = "decide"
-        elif self._rng.random() < 0.1:
+        elif self._rng.random() < 0.3:
             self._broken = self._rng.choice(list(self._parts))
             # So that it is never too often.
             self._busy.wait(WINDOW_SECONDS / MOST_RESTARTS)

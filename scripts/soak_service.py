@@ -39,6 +39,8 @@ SPECULATION = {
 }
 MOST_TOKENS = 128
 END_OF_TEXT = 256
+# For a machine that is busy with other things.
+SECONDS_TO_START = 600
 SECONDS_TO_END = 60
 SECONDS_BETWEEN_CHANGES = 1.0
 ARGUMENTS = (
@@ -256,7 +258,7 @@ def service(seconds: float, seed: int) -> dict[str, Any]:
                 folder, SPECULATION, ARGUMENTS, environment(control, step_log), seconds_to_end=SECONDS_TO_END
             ) as server:
                 with working("service: starting the server"):
-                    server.wait_until_ready()
+                    server.wait_until_ready(SECONDS_TO_START)
                 asked, happened = asyncio.run(use(server, control, seconds, seed))
             report |= happened
             # What is there when all is over.

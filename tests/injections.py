@@ -47,11 +47,13 @@ class Injected(NamedTuple):
         install: makes it so, for an engine that is served.
         settings: of ours, that the part needs.
         use: has the engine use the part, where it would not in any step.
+        heals: whether a step with a single request puts it right, so that it may pass without a fault.
     """
 
     install: Callable[[FakeEngine, pytest.MonkeyPatch, Switch], None]
     settings: dict[str, Any] = {}  # noqa: RUF012
     use: Callable[[FakeEngine], None] = lambda engine: None
+    heals: bool = False
 
 
 def raising(owner: type, name: str) -> Callable[[FakeEngine, pytest.MonkeyPatch, Switch], None]:
@@ -160,5 +162,5 @@ FAULTS: dict[str, Injected] = {
     "reference: variance negative": Injected(
         written(lambda state: state.cost.belief.covariance[1, 1:2], -1e6), REFERENCE
     ),
-    "reference: k no level": Injected(written(lambda state: state.choice, 2.5), PER_REQUEST),
+    "reference: k no level": Injected(written(lambda state: state.choice, 2.5), PER_REQUEST, heals=True),
 }

@@ -16,7 +16,6 @@ from typing import Any
 
 PAIR = Path(__file__).parent
 MODEL = "tiny"
-READY_SECONDS = 180
 
 
 class Server:
@@ -33,13 +32,13 @@ class Server:
         self.process, self.log = process, log
         self.url = f"http://127.0.0.1:{port}"
 
-    def wait_until_ready(self) -> None:
+    def wait_until_ready(self, seconds: float = 180.0) -> None:
         """Returns once it takes requests.
 
         Raises:
-            RuntimeError: it ended, or takes none after `READY_SECONDS`; the message has the end of its log.
+            RuntimeError: it ended, or takes none after `seconds`; the message has the end of its log.
         """
-        deadline = time.monotonic() + READY_SECONDS
+        deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and self.process.poll() is None:
             try:
                 with urllib.request.urlopen(f"{self.url}/health", timeout=5):
