@@ -169,6 +169,7 @@ class Invariants:
             for request_id, drafted in turn.drafted.items()
             if turn.tokens.get(request_id) and request_id not in began and drafted > cut.get(request_id, 0)
         }
+        assert len(told) == 1, f"told {len(told)} times"
         ((controller, outcomes),) = told
         assert controller is self._pilot.controller
         pairs = zip(outcomes.drafted, outcomes.accepted, strict=True)
