@@ -157,7 +157,6 @@ class CompiledController:
             )
         self._rows = np.zeros((2 * max_requests, row_layout.size))
         self._apart_flag = row_layout.slices().apart.start
-        self._apart: set[str] = set()
         self.restart()
         try:
             self._run(_NOTHING, [], b"")
@@ -178,6 +177,11 @@ class CompiledController:
     def request_ids(self) -> Set[str]:
         """The requests that it knows, as they are from now on."""
         return self._slots.keys()
+
+    @property
+    def apart_ids(self) -> Set[str]:
+        """The requests that were set apart, whether it knows them or not."""
+        return self._apart
 
     @property
     def capacity(self) -> int:
@@ -234,7 +238,7 @@ class CompiledController:
         return self._run(self._pending, slots, packed_modes, context)
 
     def set_apart(self, request_id: str) -> None:
-        """What the request's drafts tell is of itself alone, from now until it is forgotten; a restart keeps that."""
+        """What the request's drafts tell is of itself alone, from now until it is forgotten."""
         self._apart.add(request_id)
         slot = self._slots.get(request_id)
         if slot is not None:
@@ -305,6 +309,7 @@ class CompiledController:
         for step in self._steps:
             step.clear()
         self._slots: dict[str, int] = {}
+        self._apart: set[str] = set()
         self._free = list(range(len(self._rows)))
         self._leaving: list[int] = []
         self._pending = _NOTHING

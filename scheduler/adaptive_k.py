@@ -215,6 +215,8 @@ class AdaptiveKScheduler(AsyncScheduler):
             return
         try:
             pilot.restart((request_id, request.output_token_ids) for request_id, request in self.requests.items())
+            for request in self.requests.values():
+                _noticed(pilot, request)
         except Exception as another:
             self._begin_anew(pilot, another)
 

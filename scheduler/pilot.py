@@ -123,7 +123,9 @@ class Pilot:
     @property
     def request_ids(self) -> set[str]:
         """The requests of which anything is kept, by whichever part."""
-        kept: set[str] = set().union(*[controller.request_ids for controller in self._controllers.values()])
+        kept: set[str] = set()
+        for controller in self._controllers.values():
+            kept |= controller.request_ids | controller.apart_ids
         if self.modes is not None:
             kept |= self.modes.request_ids
         if self._step_log is not None:
@@ -238,23 +240,23 @@ class Pilot:
             self._step_log.idle()
 
     def restart(self, texts: Iterable[tuple[str, Sequence[int]]]) -> None:
-        """Begins anew after a fault: nothing has been learned, and no step was seen scheduled.
+        """Begins anew after a fault: nothing has been learned, no step was seen scheduled, and no request is apart.
 
         Args:
             texts: all output tokens so far of each request that there is, since how far they were read may be part of
                 the fault.
         """
-        texts = dict(texts)
+        living = dict(texts)
         for controller in self._controllers.values():
             controller.restart()
         self.forced = False
         self._clock = StepClock()
         self._reports.restart()
         if self._step_log is not None:
-            self._step_log.restart(texts.keys())
+            self._step_log.restart(living.keys())
         if self.modes is not None:
             self.modes.restart()
-            self.modes.read(texts.items())
+            self.modes.read(living.items())
 
     def close(self) -> None:
         """Takes in the last output, saves what was learned, and ends the step log."""

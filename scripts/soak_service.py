@@ -24,9 +24,10 @@ import akjax
 import akjax.scheduler
 from akjax.fits.reading import read_log
 from akjax.scheduler.settings import PREFIX
+from akjax.state_file import decoded_state
 from control_lines import LINES, put_line
+from engine_process import serve, tokens_of
 from measuring import SECONDS_BETWEEN_LINES, say, working
-from offline_jobs import serve
 from tiny_pair.prompts import PROMPTS
 from tiny_pair.server import MODEL, Server, serving
 
@@ -214,7 +215,7 @@ def compared(asked: Sequence[Asked]) -> dict[str, Any]:
     with working("service: the same prompts without speculation"):
         job = {"speculation": "none", "max_tokens": MOST_TOKENS, "phases": [{"prompts": EVERY_PROMPT}]}
         (served,) = serve(job)["phases"]
-    expected = dict(zip(EVERY_PROMPT, served["tokens"], strict=True))
+    expected = dict(zip(EVERY_PROMPT, tokens_of(served), strict=True))
     divergent = [one for one in asked if not one.matches(expected[one.prompt])]
     return {"compared": len(asked), "divergent": len(divergent), "first_divergent": [*map(vars, divergent[:3])]}
 
@@ -252,10 +253,10 @@ def service(seconds: float, seed: int) -> dict[str, Any]:
     faults: list[str] = []
     with TemporaryDirectory() as name:
         folder = Path(name)
-        control, step_log = folder / "control", folder / "steps.jsonl"
+        control, step_log, state = folder / "control", folder / "steps.jsonl", folder / "state.json"
         try:
             with serving(
-                folder, SPECULATION, ARGUMENTS, environment(control, step_log), seconds_to_end=SECONDS_TO_END
+                folder, SPECULATION, ARGUMENTS, environment(control, step_log, state), seconds_to_end=SECONDS_TO_END
             ) as server:
                 with working("service: starting the server"):
                     server.wait_until_ready(SECONDS_TO_START)
@@ -264,17 +265,25 @@ def service(seconds: float, seed: int) -> dict[str, Any]:
             # What is there when all is over.
             faults += faults_in(server.log.read_text())
             report |= logged(step_log)
+            report["taught"] = taught(state)
             report |= compared(asked)
         except Exception as error:
             faults.append("".join(traceback.format_exception(error)))
     return {"tiny pair": report | {"faults": len(faults), "fault": "\n".join(faults) or None}}
 
 
-def environment(control: Path, step_log: Path) -> dict[str, str]:
+def taught(state: Path) -> dict[str, int]:
+    """How many steps had taught each policy, as the state file has it."""
+    policies = decoded_state(state.read_bytes()).policies
+    return {name: round(policy.numbers["cost.taught"][0]) for name, policy in policies.items()}
+
+
+def environment(control: Path, step_log: Path, state: Path) -> dict[str, str]:
     """Of the server: all of ours at work."""
     settings = {
         "control": str(control),
         "step_log": str(step_log),
+        "state": str(state),
         "per_request": "1",
         "code_mode": "1",
         "model": "3.0,0.1,0.1",

@@ -184,8 +184,6 @@ def test_a_request_that_was_set_apart_is_so_until_it_is_forgotten() -> None:
     controller.set_apart("a")
     assert pool_after(("a", 4, 0, USUAL)) == first
     assert float(controller.request_state("a").mean[USUAL]) < 0.0
-    controller.restart()
-    assert pool_after(("a", 4, 0, USUAL)) == first
     # One that is known already, and whose slot another had before.
     lower = pool_after(("b", 4, 0, USUAL))
     assert lower < first

@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_process import serve, tokens_of
 
-from offline_jobs import serve
+from engine_process import serve, tokens_of
 from tiny_pair.prompts import PROMPTS
 
 pytestmark = pytest.mark.engine

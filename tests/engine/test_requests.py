@@ -9,8 +9,8 @@ from functools import cache
 from typing import Any
 
 import pytest
-from engine_process import serve
 
+from engine_process import serve
 from tiny_pair.prompts import PROMPTS
 
 # The first test of each drafter waits for its engine, and the very first for two.

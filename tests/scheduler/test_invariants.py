@@ -106,7 +106,7 @@ BROKEN = {
     "an outcome that was another": Broken(
         other_outcomes(lambda told: told._replace(accepted=[0] * len(told.accepted))), "_observations_are_true"
     ),
-    "a step not told": Broken(replaced(Pilot, "output", lambda *args: None), "_observations_are_true"),
+    "a step not told": Broken(replaced(Pilot, "output", lambda *args, **more: None), "_observations_are_true"),
     "a step told twice": Broken(told_twice, "_observations_are_true"),
     "other tokens": Broken(other_tokens, "_tokens_are_true"),
     "the kind of a text kept": Broken(replaced(ModeTracker, "forget", lambda *args: None), "_kept_is_of_the_living"),

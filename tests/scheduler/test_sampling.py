@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from vllm import SamplingParams
 
-from adaptive_engine import Build, pilot_of
+from adaptive_engine import Build, pilot_of, scheduler_of
 from akjax.scheduler.sampling import is_apart
 from harness import bernoulli
 
@@ -68,3 +68,17 @@ def test_requests_apart_leave_the_pool_to_the_others(build: Build) -> None:
 
 def test_an_engine_that_has_none_but_those_learns_from_them(build: Build) -> None:
     assert survival(build, ("bad", PENALTY)) < 0.3
+
+
+def test_after_a_fault_a_request_is_still_apart(build: Build) -> None:
+    engine = build(True, {"code_mode": 0})
+    engine.add(8, 60, "apart", **PENALTY)
+    engine.add(8, 60, "other")
+    engine.run(5)
+    scheduler = scheduler_of(engine)
+    scheduler._begin_anew(pilot_of(engine), ValueError("injected"))
+    assert scheduler.pilot is not None
+    assert scheduler.pilot.controller.apart_ids == {"apart"}
+    engine.drain()
+    engine.run(2)
+    assert scheduler.pilot.request_ids == set()

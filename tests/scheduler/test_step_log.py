@@ -684,10 +684,10 @@ def test_a_request_keeps_its_number_whatever_happens_to_it(build: Build, asynchr
     observe = logged.pilot.output
     seen_ids: list[list[str]] = []
 
-    def output(step: Any, verified: Any, *rest: Any) -> None:
+    def output(step: Any, verified: Any, *rest: Any, **more: Any) -> None:
         if step.tokens:
             seen_ids.append(verified.request_ids)
-        observe(step, verified, *rest)
+        observe(step, verified, *rest, **more)
 
     logged.pilot.output = output  # pyright: ignore[reportAttributeAccessIssue]
     while waiting or engine.has_work:
