@@ -210,9 +210,9 @@ def test_steps_that_were_in_flight_teach_nothing_and_the_next_ones_what_is_so(
     taught: list[ScheduledStep] = []
     output = Pilot.output
 
-    def noted(self: Pilot, step: ScheduledStep, *args: Any) -> None:
+    def noted(self: Pilot, step: ScheduledStep, *args: Any, **more: Any) -> None:
         taught.append(step)
-        output(self, step, *args)
+        output(self, step, *args, **more)
 
     times: list[tuple[float, float]] = []
     observe = CompiledController.observe
