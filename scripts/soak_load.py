@@ -99,6 +99,9 @@ class Breaking:
             return
         if counts["steps"] - self._steps > STEPS_UP_TO_A_FAULT:
             raise RuntimeError(f"{self._broken}: no fault, or nothing learned, for {STEPS_UP_TO_A_FAULT} steps")
+        if too_often and self._broken is not None and self._broken != "decide":
+            # It may be a part that is not used for long.
+            self._switches[self._broken].times = 0
         if self._broken is not None and (
             self._switches[self._broken].times or scheduler.faults.count < sum(self.failed.values())
         ):
