@@ -40,7 +40,6 @@ RUNS = {
     "without a schedule": Serving(requests=16, blocks=3.0, schedule=False, prefixes=True),
     "not async": Serving(requests=32, blocks=3.0, asynchronous=False, settings={"per_request": True}),
     "uneven drafts": Serving(requests=32, blocks=3.0, drafter_gives=0.3),
-    **BROKEN,
     "many": Serving(requests=512, blocks=3.0, prefixes=True, settings={"per_request": True}),
 }
 TENTHS = 10

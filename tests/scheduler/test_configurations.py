@@ -82,7 +82,7 @@ def serve(engine: FakeEngine, invariants: Invariants, requests: int, tokens: int
 @pytest.mark.parametrize("serving", SERVINGS.values(), ids=SERVINGS.keys())
 def test_it_serves_and_learns_whatever_the_configuration(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
     with engine_of(serving, monkeypatch) as (engine, invariants):
-        turns = serve(engine, invariants, serving.requests + 8, 60 if serving.requests < 100 else 20)
+        turns = serve(engine, invariants, serving.requests + 8, 60)
         ran = sum(turn.delivered is not None and turn.delivered.total_num_scheduled_tokens > 0 for turn in turns)
         cost = pilot_of(engine).controller.settle().cost
     assert invariants.observations > 0
